@@ -1,0 +1,108 @@
+"""What every page is made of: a view of the store, and the clock that says which step it shows."""
+
+from typing import Any, ClassVar
+
+import panel as pn
+import param
+
+
+class Clock(param.Parameterized):
+    """What one browser looks at: the step on the screen and the selection. One a browser session, shared by its views.
+
+    Pausing here stops the view, never the engine. ``live`` follows the newest step; otherwise ``step`` is what shows,
+    and ``playing`` moves it forward by ``speed`` steps a second until it has caught up.
+    """
+
+    owner = param.String(default="local", doc="Who this browser is: the owner of the requests it sends.")
+    step = param.Integer(default=0, bounds=(0, None), doc="The step shown when not live.")
+    live = param.Boolean(default=True, doc="Follow the newest step.")
+    playing = param.Boolean(default=False, doc="Move through recorded steps by itself.")
+    speed = param.Number(default=5.0, bounds=(0.1, 1000), doc="Steps a second while playing.")
+    # The selection: what was clicked anywhere lights up everywhere. None: nothing.
+    request_id = param.String(default=None, allow_None=True)
+    block_id = param.Integer(default=None, allow_None=True, bounds=(0, None), doc="Physical KV block.")
+    token_index = param.Integer(default=None, allow_None=True, bounds=(0, None), doc="Position in the request, prompt included.")
+
+    _carry = 0.0  # fraction of a step that play has not moved yet
+
+    def pause(self, last: int) -> None:
+        """Stop the view where it is (at ``last``, the newest step, if it was live)."""
+        self.param.update(step=last if self.live else self.step, live=False, playing=False)
+
+    def play(self, last: int) -> None:
+        """Move on from ``step``; with nothing newer than what shows, follow live."""
+        if self.live:
+            return
+        self._carry = 0.0
+        self.param.update(playing=self.step < last, live=self.step >= last)
+
+    def follow(self) -> None:
+        self.param.update(live=True, playing=False)
+
+    def move(self, by: int, first: int, last: int) -> None:
+        """Step back (``by`` < 0) or forward, and pause there; stays within the recorded steps."""
+        here = last if self.live else self.step
+        self.goto(here + by, first, last)
+
+    def goto(self, step: int, first: int, last: int) -> None:
+        self.param.update(step=max(first, min(step, last), 0), live=False, playing=False)
+
+    def advance(self, seconds: float, last: int) -> None:
+        """Called by the shell: ``seconds`` passed. Does nothing unless playing."""
+        if not self.playing:
+            return
+        self._carry += seconds * self.speed
+        whole, self._carry = int(self._carry), self._carry % 1
+        if self.step + whole >= last:
+            self.param.update(live=True, playing=False, step=last)
+        elif whole:
+            self.step += whole
+
+    def shown(self, last: int) -> int:
+        """The step that views show, ``last`` being the newest one."""
+        return last if self.live else min(self.step, last)
+
+    def clear_selection(self) -> None:
+        self.param.update(request_id=None, block_id=None, token_index=None)
+
+
+class ExplorerView(pn.viewable.Viewer):
+    """A window on the store: build the figures once in ``__init__``, send what is new in ``update()``.
+
+    Subclasses keep to four parts: pure ``rows`` (events or State to arrays), pure ``figure`` (arrays to a Bokeh source
+    and root), parameters, and ``update()``. They read the store; ``session`` (None for a saved run) only takes a user's
+    actions. The shell calls ``update()`` on the document's periodic callback, and at once when the clock moves: it must
+    cost nothing when neither the cursor, the clock nor the parameters moved.
+    """
+
+    live_knobs: ClassVar[tuple[str, ...]] = ()  # engine and sampling knobs that the shell offers beside this page
+    url_params: ClassVar[tuple[str, ...]] = ()  # parameters (what-if knobs) that the page's address carries
+
+    def __init__(self, store: Any, session: Any = None, clock: Clock | None = None, **params: Any) -> None:
+        super().__init__(**params)
+        self.store = store
+        self.session = session
+        self.clock = clock if clock is not None else Clock()
+        self.cursor = 0  # the index in the log up to which this view has seen the events
+
+    def new_events(self) -> list[Any]:
+        """The events since the last call, oldest first; what the ring buffer dropped in between is gone (``store.dropped``)."""
+        events, self.cursor = self.store.since(self.cursor)
+        return events
+
+    @property
+    def shown_step(self) -> int:
+        return self.clock.shown(self.store.last_step)
+
+    def state(self) -> Any:
+        """The engine's State at the step on the screen. Read only: it may be shared with other views."""
+        return self.store.at(self.shown_step)
+
+    def update(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The page or the browser went away. Views hold nothing that outlives them unless they override this."""
+
+    def __panel__(self) -> Any:
+        raise NotImplementedError
