@@ -1,0 +1,206 @@
+"""The third line of a step: logits become tokens, tokens become text, and whoever is done leaves."""
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine.events.types import Candidate, LogitsRecorded, RequestFinished, RequestForked, TokenSampled
+from engine.output import TextStream
+from engine.request import CompletionOutput, Request, RequestOutput, TokenLogprob
+from engine.sampling.sampler import Sampled, Sampler, SampleRow
+from engine.scheduler import Schedule
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+
+@dataclass
+class StepOutput:
+    """What one sequence gained in a step. ``finished`` when it ended; ``request`` when its last sibling ended too."""
+
+    request_id: str  # as add_request() returned it
+    index: int  # which of n
+    new_text: str = ""
+    new_token_ids: tuple[int, ...] = ()
+    finished: CompletionOutput | None = None
+    request: RequestOutput | None = None
+
+
+class Committer:
+    """Applies a step's results to the requests of one engine, and collects what goes out."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self.engine = engine
+        self.sampler = Sampler(engine.model_config.vocab_size)
+        self._groups: dict[str, RequestOutput] = {}  # results of unfinished groups, filled as siblings end
+        self._outputs: list[StepOutput] = []
+
+    def open_group(self, request: Request) -> None:
+        outputs = [CompletionOutput(i, [], "", None) for i in range(request.params.n)]
+        self._groups[request.request_id] = RequestOutput(request.request_id, request.prompt_token_ids, outputs)
+
+    def take_outputs(self) -> list[StepOutput]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    # -- a step -----------------------------------------------------------------------------------------------------------
+
+    def commit(self, schedule: Schedule, logits: Any) -> tuple[list[StepOutput], float]:
+        """``logits`` [runs that sample, vocab]. Returns the outputs and the moment sampling was done (perf_counter)."""
+        before = []
+        for run in schedule.runs:
+            before.append(run.request.num_computed_tokens)
+            run.request.num_computed_tokens += run.num_tokens
+        requests, rows = self._sampling_requests(schedule)
+        sampled = self._sample(requests, logits if len(requests) == len(rows) == _num_rows(logits) else logits[rows]) if requests else []
+        done = time.perf_counter()
+        failed = {request.request_id for request, result in zip(requests, sampled, strict=True) if result.error is not None}
+        for run, old in zip(schedule.runs, before, strict=True):
+            if run.request.request_id not in failed:
+                self.engine.scheduler.cache_full_blocks(run.request, old)
+        for i, (request, result) in enumerate(zip(requests, sampled, strict=True)):
+            if result.error is not None:
+                self.engine.pool.forget(request.block_ids)  # its KV is suspect: nobody else shall find it
+                self.finish(request, "error", result.error)
+            else:
+                self._record_logits(request, logits, rows[i])
+                self._append(request, result)
+        return self.take_outputs(), done
+
+    def _sampling_requests(self, schedule: Schedule) -> tuple[list[Request], list[int]]:
+        """Who gets a token in this step, and from which row of the logits. n > 1 forks here, at the end of the prompt."""
+        requests: list[Request] = []
+        rows: list[int] = []
+        row = 0
+        for run in schedule.runs:
+            if not run.sample:
+                continue
+            request = run.request
+            requests.append(request)
+            rows.append(row)
+            if request.params.n > 1 and request.parent_id is None and request.num_tokens == request.num_prompt_tokens:
+                for index in range(1, request.params.n):
+                    requests.append(self._fork(request, index))
+                    rows.append(row)
+            row += 1
+        return requests, rows
+
+    def _fork(self, parent: Request, index: int) -> Request:
+        child = Request(
+            f"{parent.request_id}#{index}", parent.token_ids, parent.params, parent.seed, owner=parent.owner,
+            prompt_text=parent.prompt_text, arrived_ns=parent.arrived_ns, cache_salt=parent.cache_salt,
+            cache_root=parent.cache_root, sample_index=index, parent_id=parent.request_id, group_id=parent.group_id,
+        )  # fmt: skip
+        child.stream = TextStream(self.engine.tokenizer, parent.params.stop)
+        self.engine.siblings(parent.group_id).append(child)
+        self.engine.record_added(child)
+        if self.engine.recorder.on:
+            self.engine.recorder.emit(
+                RequestForked, request_id=child.request_id, parent_id=parent.request_id, block_ids=list(parent.block_ids),
+                num_computed_tokens=parent.num_computed_tokens,
+            )  # fmt: skip
+        self.engine.scheduler.fork(parent, child)
+        return child
+
+    def _sample(self, requests: list[Request], logits: Any) -> list[Sampled]:
+        rows = [
+            SampleRow(
+                params=r.params, seed=r.seed, sample_index=r.sample_index, position=r.num_tokens,
+                prompt_token_ids=r.prompt_token_ids if _penalised(r) else [], output_token_ids=r.output_token_ids if _penalised(r) else [],
+            )
+            for r in requests
+        ]  # fmt: skip
+        recorder = self.engine.recorder
+        return self.sampler.sample(logits, rows, recorder.tokens_top if recorder.on else None)
+
+    # -- one token --------------------------------------------------------------------------------------------------------
+
+    def _append(self, request: Request, sampled: Sampled) -> None:
+        token = sampled.token_id
+        request.token_ids.append(token)
+        params = request.params
+        if request.logprobs is not None:
+            request.logprobs.append(TokenLogprob(token, sampled.logprob, list(sampled.top)))
+        self._record_token(request, sampled)
+        request.last_token_ns = time.monotonic_ns()
+        eos = not params.ignore_eos and token in self.engine.model_config.eos_token_ids
+        ended = eos or token in params.stop_token_ids
+        text = "" if ended else request.stream.push(token)
+        num_output = request.num_tokens - request.num_prompt_tokens
+        self._outputs.append(StepOutput(request.group_id, request.sample_index, text, (token,)))
+        if ended:
+            self.finish(request, "stop", f"{'end-of-text' if eos else 'stop'} token {token}")
+        elif request.stream.stopped_by is not None:
+            self.finish(request, "stop", f"stop string {request.stream.stopped_by!r}")
+        elif num_output >= params.max_tokens:
+            self.finish(request, "length", "max_tokens")
+        elif request.num_tokens >= self.engine.max_tokens_of_a_request:
+            limit = self.engine.max_tokens_of_a_request
+            self.finish(request, "length", "max_model_len" if limit == self.engine.config.max_model_len else "the KV pool is full")
+
+    def finish(self, request: Request, reason: str, message: str = "") -> None:
+        """End a sequence wherever it stands: blocks back, result out."""
+        output = StepOutput(request.group_id, request.sample_index, request.stream.finish())
+        completion = CompletionOutput(
+            request.sample_index, request.output_token_ids, request.stream.text, reason, message, request.logprobs
+        )
+        request.finish_reason, request.message = reason, message
+        self.engine.scheduler.finish(request)
+        if self.engine.recorder.on:
+            self.engine.recorder.emit(
+                RequestFinished, request_id=request.request_id, reason=reason, message=message, num_output_tokens=len(completion.token_ids)
+            )
+        self.engine.recorder.watched_logits.pop(request.request_id, None)
+        group = self._groups[request.group_id]
+        group.outputs[request.sample_index] = completion
+        if request.sample_index == 0:
+            group.num_cached_tokens = request.num_cached_tokens
+        output.finished = completion
+        if request.parent_id is None and request.num_tokens == request.num_prompt_tokens and len(self.engine.siblings(request.group_id)) == 1:
+            for sibling in group.outputs[1:]:  # it ended before it forked: so did its siblings
+                sibling.finish_reason, sibling.message = reason, message
+        self.engine.drop(request)
+        if all(o.finish_reason is not None for o in group.outputs):
+            output.request = self._groups.pop(request.group_id)
+        self._outputs.append(output)
+
+    # -- watching -----------------------------------------------------------------------------------------------------------
+
+    def _record_token(self, request: Request, s: Sampled) -> None:
+        recorder = self.engine.recorder
+        if not recorder.on or recorder.tokens_top is None:
+            return
+        text = self.engine.tokenizer.token_text
+        recorder.emit(
+            TokenSampled, request_id=request.request_id, position=request.num_tokens - 1,
+            index=request.num_tokens - 1 - request.num_prompt_tokens, token_id=s.token_id, text=text(s.token_id), logprob=s.logprob,
+            rank=s.rank, u=s.u, prob=s.prob, nucleus_size=s.nucleus_size, nucleus_mass=s.nucleus_mass, entropy=s.entropy,
+            top=[Candidate(i, text(i), logprob, prob) for i, logprob, prob in s.candidates],
+            step_ms=(time.monotonic_ns() - request.last_token_ns) / 1e6,
+        )  # fmt: skip
+
+    def _record_logits(self, request: Request, logits: Any, row: int) -> None:
+        recorder = self.engine.recorder
+        left = recorder.watched_logits.get(request.request_id)
+        if left is None or not recorder.on:
+            return
+        values = logits[row].float()
+        largest = values.max()
+        data = (values - largest).half().cpu().numpy()
+        recorder.emit(
+            LogitsRecorded, request_id=request.request_id, position=request.num_tokens, dtype="float16",
+            logits=data.astype("<f2").tobytes(), max_logit=float(largest),
+        )  # fmt: skip
+        if left == 1:
+            del recorder.watched_logits[request.request_id]
+        else:
+            recorder.watched_logits[request.request_id] = left - 1
+
+
+def _num_rows(logits: Any) -> int:
+    return 0 if logits is None else int(logits.shape[0])
+
+
+def _penalised(request: Request) -> bool:
+    p = request.params
+    return p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0
