@@ -154,7 +154,7 @@ def test_a_violation_in_a_notebook_is_found(tmp_path: Path) -> None:
         {"cell_type": "markdown", "source": ["import tests"]},
         {"cell_type": "code", "source": ["%time x\n", "import tests"]},
     ]
-    (tmp_path / "notebooks" / "one.ipynb").write_text(json.dumps({"cells": [text, code]}))
+    (tmp_path / "notebooks" / "one.ipynb").write_text(json.dumps({"cells": cells}))
     assert [line.split(":")[1][0] for line in violations(tmp_path)] == ["2"]
 
 
