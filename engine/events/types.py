@@ -242,8 +242,19 @@ class PoolResized(Event, frozen=True, kw_only=True):
     kv_pool_bytes: int
 
 
+class CacheTimed(Event, frozen=True, kw_only=True):
+    """The next token of one short request, timed with its K and V in the cache and with everything computed again.
+
+    Both were run: at context ``lengths[i]`` the step took ``with_ms[i]`` with the cache and ``without_ms[i]`` without.
+    """
+
+    lengths: list[int]  # tokens of context, the new one included
+    with_ms: list[float]
+    without_ms: list[float]
+
+
 AnyEvent: TypeAlias = (
     EngineStarted | Snapshot | RequestAdded | RequestForked | RequestPreempted | RequestFinished | StepDone
     | BlockAllocated | BlockShared | BlockFreed | BlockCached | BlockCopied | BlockEvicted | PrefixLookup
-    | TokenSampled | LogitsRecorded | KnobChanged | PoolResized
+    | TokenSampled | LogitsRecorded | KnobChanged | PoolResized | CacheTimed
 )  # fmt: skip

@@ -1,0 +1,47 @@
+"""What a step costs in arithmetic: the counting behind "a KV cache turns t d^2 + t^2 d into d^2 + t d".
+
+A multiply-add counts as two operations. Norms, rotary embedding, softmax and the activation are left out: they are
+linear in the tokens with a small factor. Causal attention is counted as it is needed (token i meets i + 1 keys).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFlops:
+    """Floating-point operations of one forward pass, by where they are spent."""
+
+    linear: float  # the layers' projections: grows with the tokens computed
+    attention: float  # scores and weighted sum: grows with the tokens computed times the keys they meet
+    head: float  # the vocabulary projection of the one position that is sampled
+
+    @property
+    def total(self) -> float:
+        return self.linear + self.attention + self.head
+
+
+def linear_parameters(model: Mapping[str, Any]) -> int:
+    """Weights of one layer's projections (Q, K, V, O, gate, up, down), from ``EngineStarted.model``."""
+    hidden, ff = model["hidden_size"], model["intermediate_size"]
+    q_width = model["num_attention_heads"] * model["head_dim"]
+    kv_width = model["num_kv_heads"] * model["head_dim"]
+    return hidden * q_width + 2 * hidden * kv_width + q_width * hidden + 3 * hidden * ff
+
+
+def forward_flops(model: Mapping[str, Any], *, start: int, num_tokens: int) -> StepFlops:
+    """One request's forward pass over positions ``start .. start + num_tokens - 1``, one of them sampled.
+
+    ``start`` tokens have their K and V in the cache. With the cache a decode at context t is ``start=t-1, num_tokens=1``;
+    without it, it is ``start=0, num_tokens=t``.
+    """
+    if start < 0 or num_tokens < 1:
+        raise ValueError(f"start must be >= 0 and num_tokens >= 1, got {start} and {num_tokens}")
+    keys_met = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+    q_width = model["num_attention_heads"] * model["head_dim"]
+    return StepFlops(
+        linear=2.0 * num_tokens * linear_parameters(model) * model["num_layers"],
+        attention=4.0 * keys_met * q_width * model["num_layers"],
+        head=2.0 * model["vocab_size"] * model["hidden_size"],
+    )
