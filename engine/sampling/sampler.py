@@ -1,0 +1,287 @@
+"""From logits to tokens, for a whole batch at once, on whatever device the logits are.
+
+A row is greedy (temperature 0: the largest logit after penalties) or drawn: a number u in [0, 1) that depends only on
+the request's seed, its sample index and the position is laid along the kept probabilities in descending order (ties by
+token id), and the token it falls on is taken; the last kept token if rounding leaves their sum short of it. The chain of
+processors, its order and its edge rules are those of ``engine.sampling.processors``; ``engine.sampling.selection`` finds
+the token without sorting the vocabulary. What else is in the batch changes nothing.
+
+Results come to the host in one copy. Rows that the short head of the order does not settle (a draw far down the tail, a
+nucleus of hundreds of tokens) are copied and walked whole on the host: a few rows in a step at temperature 1.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.request import SamplingParams
+from engine.sampling import selection
+from engine.sampling.processors import NEG_INF, TokenCounts, apply_penalties
+from engine.sampling.rng import uniform, uniforms
+from engine.sampling.selection import Draws
+
+_SCALAR_DRAWS = 16  # up to this many rows the scalar generator is faster than the vectorised one
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """What one row of logits is sampled with. ``position``: that of the token to be sampled, in its sequence.
+
+    ``counts``: what penalties look at; a request that is sampled again and again keeps one (``TokenCounts``), None
+    counts the two lists anew each time. The lists are read only where there is a penalty.
+    """
+
+    params: SamplingParams
+    seed: int
+    sample_index: int
+    position: int
+    prompt_token_ids: Sequence[int] = ()
+    output_token_ids: Sequence[int] = ()
+    counts: TokenCounts | None = None
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The token of one row, and what was asked to be told about it.
+
+    ``logprob``, ``rank``, ``entropy``, ``nucleus_mass``, ``top`` and ``candidates`` are filled for rows that are observed
+    (``params.logprobs`` or ``observe_top`` is not None). ``logprob``, ``rank`` and ``entropy`` are of the raw distribution:
+    before any processor, at temperature 1.
+    """
+
+    token_id: int  # -1 when there is an error
+    logprob: float = math.nan  # natural log
+    rank: int = 0  # 1: the likeliest token; ties by token id; 0: not looked for
+    u: float | None = None  # None: greedy
+    prob: float = 1.0  # of the token after the processors, renormalised
+    nucleus_size: int = 0  # tokens that min_p, top_k and top_p left; 0: greedy
+    nucleus_mass: float = math.nan  # their mass at the request's temperature, before renormalising; 0 when greedy
+    entropy: float = math.nan  # nats
+    top: list[tuple[int, float]] = field(default_factory=list)  # params.logprobs likeliest (id, log-probability)
+    candidates: list[tuple[int, float, float]] = field(default_factory=list)  # observe_top likeliest, and prob after processors
+    error: str | None = None
+
+
+class Sampler:
+    """``sample`` turns the logits of a step into tokens. Holds no state between calls.
+
+    ``head``: how many of the likeliest tokens are sorted before a row is walked whole; it changes no result.
+    """
+
+    def __init__(self, vocab_size: int, head: int = 64) -> None:
+        if vocab_size < 1 or head < 1:
+            raise ValueError(f"vocab_size and head must be at least 1, got {vocab_size!r} and {head!r}")
+        self.vocab_size = vocab_size
+        self._head = head
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: Sequence[SampleRow], observe_top: int | None = None) -> list[Sampled]:
+        """One token a row of ``logits`` [S, V] (any float dtype; left as it is).
+
+        ``observe_top``: None observes only rows whose params ask for log-probabilities; k observes every row and lists
+        its k likeliest tokens (0: none). A row with NaN, or with nothing above -inf, gets ``error`` and no token; the
+        others are not affected. ValueError when the shapes do not fit.
+        """
+        if logits.shape != (len(rows), self.vocab_size):
+            raise ValueError(f"logits must be [{len(rows)}, {self.vocab_size}] (rows, vocabulary), got {list(logits.shape)}")
+        if observe_top is not None and observe_top < 0:
+            raise ValueError(f"observe_top must be None or at least 0, got {observe_top!r}")
+        out: dict[int, Sampled] = {}
+        quick: list[int] = []
+        full: list[int] = []
+        for i, row in enumerate(rows):
+            plain = row.params.temperature == 0 and row.params.logprobs is None and observe_top is None
+            (quick if plain else full).append(i)
+        for chosen, run in ((quick, self._greedy), (full, self._draw)):
+            if chosen:
+                part = logits if len(chosen) == len(rows) else logits[torch.tensor(chosen, device=logits.device)]
+                out.update(zip(chosen, run(part, [rows[i] for i in chosen], observe_top), strict=True))
+        return [out[i] for i in range(len(rows))]
+
+    def _greedy(self, logits: Tensor, rows: list[SampleRow], _: int | None) -> list[Sampled]:
+        """Rows of temperature 0 that nobody observes: the first of the largest logits, and no exponentials."""
+        values, ids = _argmax(_penalised(logits, rows))
+        host = torch.stack([values.double(), ids.double()]).cpu()
+        return [_failed(v) or Sampled(int(i), nucleus_mass=0.0) for v, i in zip(*host.tolist(), strict=True)]
+
+    def _draw(self, logits: Tensor, rows: list[SampleRow], observe_top: int | None) -> list[Sampled]:
+        """Rows that are drawn, or observed."""
+        raw = logits.float()
+        penalised = _penalised(raw, rows)
+        wanted = [-1 if r.params.logprobs is None else r.params.logprobs for r in rows]
+        listed = min(max(*wanted, -1 if observe_top is None else observe_top), self.vocab_size)  # -1: nobody observes
+        table = _table(rows, self.vocab_size)
+        host = self._measure(raw, penalised, table, listed)
+        infinite = np.flatnonzero(host["top"] == math.inf)
+        if infinite.size:  # take the limit (all mass on the tokens at +inf), and look again at these rows
+            at = torch.from_numpy(infinite).to(raw.device)
+            limit = _limit(raw[at])
+            penalised_limit = limit if penalised is raw else _limit(penalised[at])
+            again = self._measure(limit, penalised_limit, table[:, infinite], listed)
+            for name, values in again.items():
+                host[name][infinite] = values
+        return [_sampled(host, i, row, table[:, i], observe_top) for i, row in enumerate(rows)]
+
+    def _measure(self, raw: Tensor, logits: Tensor, table: np.ndarray, listed: int) -> dict[str, np.ndarray]:
+        """Everything ``_sampled`` needs of float32 rows, on the host; ``logits``: ``raw`` after the penalties.
+
+        ``listed``: how many of the likeliest tokens to list; -1: do not observe at all.
+        """
+        size = max(self._head, 2 * listed)
+        h = selection.head(logits, size)
+        draws = Draws.of(table, logits.device)
+        top = h.values_SK[:, :1]
+        warm = bool((table[0] != 1).any())
+        open_ = bool(((table[1] >= self.vocab_size) & (table[3] == 0)).any())  # rows that neither top_k nor min_p cuts
+        seen: dict[str, Tensor] = {}
+        if listed >= 0:
+            seen["raw_total"], seen["entropy"] = selection.mass_and_entropy(raw, raw.amax(-1, keepdim=True))
+        if seen and not warm and raw is logits:
+            total = seen["raw_total"]
+        elif open_ or seen:
+            total = selection.mass(logits, top, draws.temperature if warm else None)
+        else:
+            total = torch.zeros(len(raw), dtype=torch.float64, device=raw.device)
+        pick = selection.walk_head(h, draws, total.unsqueeze(-1), self.vocab_size)
+        if seen:
+            seen |= selection.look(raw, logits, h if raw is logits else selection.head(raw, size), pick, listed)
+        host = _to_host({"top": top, "total": total, **vars(pick), **seen})
+        self._walk_whole(raw, logits, table, listed, host)
+        return host
+
+    def _walk_whole(self, raw: Tensor, logits: Tensor, table: np.ndarray, listed: int, host: dict[str, np.ndarray]) -> None:
+        """Mend in ``host`` the rows that their heads did not settle."""
+        unsettled = host["resolved"] == 0
+        if listed >= 0:
+            unsettled |= host["looked"] == 0
+        at = np.flatnonzero(unsettled & np.isfinite(host["top"]))
+        if not at.size:
+            return
+        index = torch.from_numpy(at).to(raw.device)
+        rows = logits[index].cpu().numpy()
+        raw_rows = rows if raw is logits else raw[index].cpu().numpy()
+        for i, row, raw_row in zip(at, rows, raw_rows, strict=True):
+            pick = selection.walk_row(row, table[:, i], float(host["total"][i]))
+            found = vars(pick) | (selection.look_row(raw_row, row, pick, listed) if listed >= 0 else {})
+            for name, value in found.items():
+                host[name][i] = value
+
+
+def _sampled(host: dict[str, np.ndarray], i: int, row: SampleRow, draw: np.ndarray, observe_top: int | None) -> Sampled:
+    """Row i of what ``_measure`` found, in words."""
+    greedy = row.params.temperature == 0
+    u = None if greedy else float(draw[4])
+    failed = _failed(float(host["top"][i]))
+    if failed:
+        failed.u = u
+        return failed
+    out = Sampled(int(host["token_id"][i]), u=u, prob=float(host["prob"][i]))
+    if not greedy:
+        out.nucleus_size = int(host["size"][i])
+    if observe_top is None and row.params.logprobs is None:
+        return out
+    log_total = math.log(host["raw_total"][i])
+    raw_top = float(host["raw_top"][i])
+    out.logprob = float(host["raw_logit"][i]) - raw_top - log_total
+    out.rank = int(host["rank"][i])
+    out.entropy = max(0.0, float(host["entropy"][i]))
+    out.nucleus_mass = 0.0 if greedy else min(1.0, float(host["weight"][i] / host["total"][i]))
+    n = max(observe_top or 0, row.params.logprobs or 0)
+    if n:
+        ids = host["list_ids"][i, :n].astype(np.int64)
+        logprobs = host["list_raw"][i, :n] - raw_top - log_total
+        values = host["list_values"][i, :n]
+        kept = (values > host["last_value"][i]) | ((values == host["last_value"][i]) & (ids <= host["last_id"][i]))
+        probs = np.where(kept, np.exp((values - host["top"][i]) / draw[0]) / host["weight"][i], 0.0)
+        listed = list(zip(ids.tolist(), logprobs.tolist(), probs.tolist(), strict=True))
+        out.top = [(token, logprob) for token, logprob, _ in listed[: row.params.logprobs or 0]]
+        out.candidates = listed[: observe_top or 0]
+    return out
+
+
+def _failed(top: float) -> Sampled | None:
+    """The answer for a row whose largest logit leaves nothing to choose from; None when there is something."""
+    if math.isnan(top):
+        return Sampled(-1, prob=0.0, error="the logits contain NaN")
+    if top == NEG_INF:
+        return Sampled(-1, prob=0.0, error="every logit is -inf: no token can be chosen")
+    return None
+
+
+def _argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit of each row and its id, the lowest of equals; NaN where a row has one. [S], [S].
+
+    By chunks of ids, since the maximum of a chunk takes vector instructions and ``argmax`` over a long row does not.
+    """
+    vocab = logits.shape[-1]
+    chunk = max(1, math.isqrt(vocab))
+    chunks = vocab // chunk
+    best = logits[:, : chunks * chunk].unflatten(-1, (chunks, chunk)).amax(-1)
+    if chunks * chunk < vocab:
+        best = torch.cat([best, logits[:, chunks * chunk :].amax(-1, keepdim=True)], dim=-1)
+    first = best.argmax(-1, keepdim=True)  # the lowest of equal chunks
+    ids = first * chunk + torch.arange(chunk, device=logits.device)
+    inside = ids.clamp(max=vocab - 1)  # the last chunk may be short: its last id again, which argmax does not prefer
+    values = logits.gather(-1, inside)
+    at = values.argmax(-1, keepdim=True)
+    return values.gather(-1, at).squeeze(-1), inside.gather(-1, at).squeeze(-1)
+
+
+def _limit(logits: Tensor) -> Tensor:
+    """Rows that hold +inf as the distribution they tend to: 0 where they are +inf, -inf elsewhere; other rows as they are."""
+    infinite = logits == math.inf
+    return torch.where(infinite.any(-1, keepdim=True), torch.where(infinite, 0.0, NEG_INF), logits)
+
+
+def _penalised(logits: Tensor, rows: list[SampleRow]) -> Tensor:
+    """Float32 logits after the penalties; the same tensor when no row has one."""
+    counts, penalties = [], []
+    for row in rows:
+        p = row.params
+        penalties.append((p.repetition_penalty, p.presence_penalty, p.frequency_penalty))
+        if penalties[-1] == (1, 0, 0):
+            counts.append(_NOTHING)
+            continue
+        if row.counts is None:
+            counts.append(TokenCounts(row.prompt_token_ids, row.output_token_ids))
+        else:
+            row.counts.update(row.output_token_ids)
+            counts.append(row.counts)
+    if all(c is _NOTHING for c in counts):
+        return logits
+    return apply_penalties(logits, counts, *zip(*penalties, strict=True))
+
+
+_NOTHING = TokenCounts(())
+
+
+def _table(rows: list[SampleRow], vocab: int) -> np.ndarray:
+    """The columns of ``Draws`` for these rows: float64 [5, S]. A greedy row is one that keeps its first token."""
+    table = np.empty((5, len(rows)))
+    for i, row in enumerate(rows):
+        p = row.params
+        if p.temperature == 0:
+            table[:, i] = 1, 1, 1, 0, 0
+        else:
+            table[:, i] = p.temperature, min(p.top_k, vocab) if p.top_k > 0 else vocab, p.top_p, p.min_p, 0
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature != 0]
+    if len(drawn) <= _SCALAR_DRAWS:
+        for i in drawn:
+            table[4, i] = uniform(rows[i].seed, rows[i].sample_index, rows[i].position)
+    else:
+        of = [rows[i] for i in drawn]
+        table[4, drawn] = uniforms([r.seed for r in of], [r.sample_index for r in of], [r.position for r in of])
+    return table
+
+
+def _to_host(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Tensors [S] or [S, n] as float64 arrays (ids and counts are exact below 2**53), in one copy."""
+    parts = [t.double() if t.ndim == 2 else t.double().unsqueeze(-1) for t in tensors.values()]
+    packed = torch.cat(parts, dim=-1).cpu().numpy()
+    ends = np.cumsum([p.shape[-1] for p in parts])[:-1]
+    arrays = np.split(packed, ends, axis=1)
+    return {name: a if name.startswith("list_") else a[:, 0] for name, a in zip(tensors, arrays, strict=True)}

@@ -1,0 +1,268 @@
+"""Finding the token that a draw falls on without sorting the vocabulary.
+
+All filters keep a prefix of the order (descending logit, ties by ascending id), so a token can be found by walking a
+short sorted head of the row. ``head`` cuts it out, ``walk_head`` walks the heads of a whole batch on the device and
+says for which rows the head was long enough, ``walk_row`` is the same walk over one whole row on the host, for the few
+rows that need more. Both add the same float64 numbers in the same order, so on a CPU they agree to the last bit.
+
+Shapes: S rows, V vocabulary, K tokens of the head, C ids a group, G groups.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GROUP = 64  # ids a group: V / 64 maxima to choose from, then 64 ids of each chosen group
+_SMALL = 2048  # below this many tokens a plain sort is cheaper than groups
+_ROWS = 4  # rows whose exponentials are summed at once: float32 work that stays in a core's L2 cache
+_CHUNK = 2048  # tokens that walk_row weighs at a time
+
+
+@dataclass(frozen=True)
+class Head:
+    """The likeliest tokens of each row, in order. Every token above ``floor`` is among them; at or below it some may not be."""
+
+    values_SK: Tensor  # float32
+    ids_SK: Tensor  # int64
+    floor_S1: Tensor  # float32; -inf: the whole row's mass is in the head
+
+    @property
+    def size_S(self) -> Tensor:
+        """How many tokens of the head can be trusted."""
+        return (self.values_SK > self.floor_S1).sum(-1)
+
+
+def head(logits: Tensor, k: int) -> Head:
+    """The head of ``k`` tokens (fewer when the vocabulary is smaller) of float32 rows [S, V].
+
+    Token ids are dealt into G groups, i and i + G and i + 2G ... into the same; only the k groups with the largest
+    maxima can hold tokens that lie above the k-th of these maxima, so only their members are compared.
+    """
+    vocab = logits.shape[-1]
+    if vocab <= max(_SMALL, k):
+        values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
+        return Head(values, ids, torch.full_like(values[:, :1], -math.inf))
+    groups = vocab // _GROUP
+    body, tail = logits[:, : groups * _GROUP].unflatten(-1, (_GROUP, groups)), logits[:, groups * _GROUP :]
+    chosen = min(k, groups)
+    best = body.amax(1).topk(chosen, dim=-1)
+    members = best.indices.sort(dim=-1).values.unsqueeze(1)  # ascending, so that ids below ascend too
+    ids = members + torch.arange(0, groups * _GROUP, groups, device=logits.device).unsqueeze(-1)
+    values = body.gather(2, members.expand(-1, _GROUP, -1)).flatten(1)
+    ids = ids.flatten(1)
+    if tail.shape[-1]:
+        values = torch.cat([values, tail], dim=-1)
+        ids = torch.cat([ids, torch.arange(groups * _GROUP, vocab, device=logits.device).expand(len(logits), -1)], dim=-1)
+    found = values.topk(k, dim=-1, sorted=False)
+    at = found.indices.sort(dim=-1).values
+    values_SK, order = torch.sort(values.gather(-1, at), dim=-1, descending=True, stable=True)
+    floor = values_SK[:, -1:]
+    if chosen < groups:
+        floor = torch.maximum(floor, best.values[:, -1:])
+    return Head(values_SK, ids.gather(-1, at.gather(-1, order)), floor)
+
+
+def mass(logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None) -> Tensor:
+    """Sum of exp((logit - top) / temperature) over each row of float32 [S, V]; float64 [S].
+
+    ``top_S1`` float32 [S, 1]: the row's largest logit. ``temperature_S1`` float64 [S, 1], None: 1. Exponentials are
+    float32, no more than about 64 of them are added before the sum goes on in float64, in an order that does not depend on S.
+    """
+    inverse = None if temperature_S1 is None else (1 / temperature_S1).float()
+    sums = []
+    for rows in _blocks(logits):
+        x = logits[rows] - top_S1[rows]
+        if inverse is not None:
+            x.mul_(inverse[rows])
+        sums.append(_sum(x.exp_()))
+    return torch.cat(sums)
+
+
+def mass_and_entropy(logits: Tensor, top_S1: Tensor) -> tuple[Tensor, Tensor]:
+    """``mass`` at temperature 1 and the entropy of the distribution in nats, float64 [S] each."""
+    sums, weighted = [], []
+    for rows in _blocks(logits):
+        x = logits[rows] - top_S1[rows]
+        x.clamp_(min=-200.0)  # exp is 0 below -104 already, and 0 * -inf would be NaN
+        w = x.exp()
+        sums.append(_sum(w))
+        weighted.append(_sum(w.mul_(x)))
+    total = torch.cat(sums)
+    return total, total.log() - torch.cat(weighted) / total
+
+
+def _blocks(logits: Tensor) -> list[slice]:
+    step = _ROWS if logits.device.type == "cpu" else max(1, len(logits))
+    return [slice(i, i + step) for i in range(0, len(logits), step)]
+
+
+def _sum(x: Tensor) -> Tensor:
+    """Row sums of float32 [S, V]: float32 over strides of 64 values, float64 over what they give."""
+    groups = max(1, x.shape[-1] // _GROUP)
+    used = x.shape[-1] // groups * groups
+    return x[:, :used].unflatten(-1, (-1, groups)).sum(1).double().sum(-1) + x[:, used:].double().sum(-1)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What the rows of a batch are drawn with: float64 [S, 1] each."""
+
+    temperature: Tensor  # > 0
+    top_k: Tensor  # 1 .. V (V: off)
+    top_p: Tensor
+    min_p: Tensor
+    u: Tensor
+
+    @classmethod
+    def of(cls, table: np.ndarray, device: torch.device) -> "Draws":
+        """From a float64 table [5, S] in the order of the fields, in one copy to the device."""
+        return cls(*torch.from_numpy(table).to(device).unsqueeze(-1))
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Where the draws fell, per row [S] (``walk_head``) or as plain numbers (``walk_row``)."""
+
+    resolved: Tensor | bool  # False: the head was too short, the rest means nothing
+    index: Tensor | int  # place of the token in the order (0: likeliest)
+    token_id: Tensor | int
+    prob: Tensor | float  # of the token, after the processors
+    weight: Tensor | float  # mass that was kept, in units of the likeliest token's
+    size: Tensor | int  # tokens that were kept
+    last_value: Tensor | float  # logit and id of the last token that was kept
+    last_id: Tensor | int
+
+
+def walk_head(h: Head, draws: Draws, total_S1: Tensor, vocab: int) -> Pick:
+    """Apply min_p, top_k and top_p to the head of each row and find the token that u falls on.
+
+    ``total_S1`` float64 [S, 1]: ``mass`` of the row at its temperature; read only for rows with neither top_k nor min_p.
+    """
+    place = torch.arange(h.values_SK.shape[-1], device=h.values_SK.device)
+    values = h.values_SK.double()
+    w = torch.exp((values - values[:, :1]) / draws.temperature)
+    size = h.size_S.unsqueeze(-1)
+    whole = h.floor_S1 == -math.inf  # nothing with any mass lies outside the head
+    open_ = (draws.top_k >= vocab) & (draws.min_p == 0)
+    inside = (place < size) & (place < draws.top_k) & (w >= draws.min_p)
+    n1 = inside.sum(-1, keepdim=True)
+    ended = whole | (n1 < size) | (draws.top_k <= size)  # min_p and top_k end within the head (or the row does)
+    summed = (w * inside).cumsum(-1)
+    mass1 = torch.where(open_, total_S1, summed[:, -1:])
+    before = torch.cat([torch.zeros_like(mass1), summed[:, :-1]], dim=-1)
+    no_p = draws.top_p >= 1
+    kept = inside & (no_p | (before < draws.top_p * mass1) | (place == 0))
+    n2 = kept.sum(-1, keepdim=True)
+    end = (n2 - 1).clamp(min=0)
+    ended = ended | ((n2 < n1) & open_)
+    all_kept = open_ & no_p
+    mass2 = torch.where(all_kept, total_S1, summed.gather(-1, end))
+    target = draws.u * mass2
+    last = ((kept & (w > 0)).sum(-1, keepdim=True) - 1).clamp(min=0)
+    index = torch.minimum((kept & (summed <= target)).sum(-1, keepdim=True), last)
+    resolved = (size > 0) & (ended | (all_kept & (summed.gather(-1, end) > target)))
+    return Pick(
+        resolved=resolved.squeeze(-1),
+        index=index.squeeze(-1),
+        token_id=h.ids_SK.gather(-1, index).squeeze(-1),
+        prob=(w.gather(-1, index) / mass2).squeeze(-1),
+        weight=mass2.squeeze(-1),
+        size=torch.where(all_kept, vocab, n2).squeeze(-1),
+        last_value=torch.where(all_kept, -math.inf, values.gather(-1, end)).squeeze(-1),
+        last_id=torch.where(all_kept, vocab, h.ids_SK.gather(-1, end)).squeeze(-1),
+    )
+
+
+def walk_row(logits_V: np.ndarray, draw: np.ndarray, total: float) -> Pick:
+    """``walk_head`` for one whole float32 row on the host; ``draw``: the row's column of the table of ``Draws``.
+
+    Only the values are sorted; the id of the token is looked up at the end, among those that have its value.
+    """
+    temperature, top_k, top_p, min_p, u = (float(x) for x in draw)
+    vocab = len(logits_V)
+    open_, no_p = top_k >= vocab and min_p == 0, top_p >= 1
+    ordered = np.sort(logits_V)[::-1]
+    count = min(int(top_k), int(np.count_nonzero(ordered > -np.inf)))
+    summed, w = np.zeros(1), np.zeros(0)  # summed[i]: mass before the i-th token
+
+    def weigh(enough) -> None:
+        """Go on along the order until ``enough(summed)`` or min_p or top_k ends it."""
+        nonlocal summed, w, count
+        while len(w) < count and not enough():
+            part = ordered[len(w) : min(len(w) + _CHUNK, count)].astype(np.float64)
+            more = torch.from_numpy((part - float(ordered[0])) / temperature).exp_().numpy()  # torch's exp, as in walk_head
+            kept = more[more >= min_p]
+            w = np.concatenate([w, kept])
+            summed = np.concatenate([summed, np.cumsum(np.concatenate([summed[-1:], kept]))[1:]])
+            if len(kept) < len(more):
+                count = len(w)
+
+    if open_:
+        mass1 = total
+        goal = u * total if no_p else top_p * total
+        weigh(lambda: summed[-1] > goal)
+    else:
+        weigh(lambda: False)
+        mass1 = float(summed[-1])
+    n2 = len(w) if no_p else max(1, int(np.count_nonzero(summed[:-1] < top_p * mass1)))
+    all_kept = open_ and no_p
+    mass2 = total if all_kept else float(summed[n2])
+    last = max(0, int(np.count_nonzero(w[:n2])) - 1)
+    index = min(int(np.count_nonzero(summed[1 : n2 + 1] <= u * mass2)), last)
+    return Pick(
+        resolved=True,
+        index=index,
+        token_id=_id_at(logits_V, ordered, index),
+        prob=float(w[index]) / mass2,
+        weight=mass2,
+        size=vocab if all_kept else n2,
+        last_value=-math.inf if all_kept else float(ordered[n2 - 1]),
+        last_id=vocab if all_kept else _id_at(logits_V, ordered, n2 - 1),
+    )
+
+
+def look(raw: Tensor, logits: Tensor, h: Head, pick: Pick, listed: int) -> dict[str, Tensor]:
+    """What is observed of each row [S] of the raw distribution; ``h``: head of ``raw``; ``logits``: after penalties.
+
+    ``raw_top``, ``raw_logit`` (largest, and of the token), ``rank`` (from 1), and the ``listed`` likeliest tokens [S, listed]:
+    ``list_ids``, ``list_raw``, ``list_values`` (logits before and after penalties). ``looked`` is False where the head
+    was too short for the rank or the list.
+    """
+    token = torch.as_tensor(pick.token_id).unsqueeze(-1)
+    raw_logit = raw.gather(-1, token)
+    above = (h.values_SK > raw_logit) | ((h.values_SK == raw_logit) & (h.ids_SK < token))
+    whole = h.floor_S1 == -math.inf
+    ids = h.ids_SK[:, :listed]
+    return {
+        "raw_top": h.values_SK[:, 0],
+        "raw_logit": raw_logit.squeeze(-1),
+        "rank": above.sum(-1) + 1,
+        "looked": (whole | ((raw_logit > h.floor_S1) & (h.size_S.unsqueeze(-1) >= listed))).squeeze(-1),
+        "list_ids": ids,
+        "list_raw": h.values_SK[:, :listed],
+        "list_values": logits.gather(-1, ids),
+    }
+
+
+def look_row(raw_V: np.ndarray, logits_V: np.ndarray, pick: Pick, listed: int) -> dict[str, np.ndarray | float]:
+    """``look`` at one whole row on the host."""
+    token, value = int(pick.token_id), raw_V[int(pick.token_id)]
+    found: dict[str, np.ndarray | float] = {
+        "raw_top": float(raw_V.max()),
+        "raw_logit": float(value),
+        "rank": int(np.count_nonzero(raw_V > value)) + int(np.count_nonzero(raw_V[:token] == value)) + 1,
+    }
+    least = np.partition(raw_V, -listed)[-listed] if listed else math.inf
+    near = np.flatnonzero(raw_V >= least)  # ids ascend, so a stable sort leaves ties in order
+    ids = near[np.argsort(-raw_V[near], kind="stable")][:listed]
+    return found | {"list_ids": ids, "list_raw": raw_V[ids], "list_values": logits_V[ids]}
+
+
+def _id_at(logits_V: np.ndarray, ordered: np.ndarray, index: int) -> int:
+    """The id of the token at a place in the order: of tokens with that value, ids ascend."""
+    value = ordered[index]
+    first = int(np.count_nonzero(ordered > value))
+    return int(np.flatnonzero(logits_V == value)[index - first])
