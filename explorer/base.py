@@ -58,9 +58,9 @@ class Clock(param.Parameterized):
         elif whole:
             self.step += whole
 
-    def shown(self, last: int) -> int:
-        """The step that views show, ``last`` being the newest one."""
-        return last if self.live else min(self.step, last)
+    def shown(self, first: int, last: int) -> int:
+        """The step that views show when the steps ``first`` to ``last`` are kept."""
+        return last if self.live else max(first, min(self.step, last))
 
     def clear_selection(self) -> None:
         self.param.update(request_id=None, block_id=None, token_index=None)
@@ -84,15 +84,18 @@ class ExplorerView(pn.viewable.Viewer):
         self.session = session
         self.clock = clock if clock is not None else Clock()
         self.cursor = 0  # the index in the log up to which this view has seen the events
+        self.missed = 0  # events that the ring buffer dropped before this view saw them
 
-    def new_events(self) -> list[Any]:
-        """The events since the last call, oldest first; what the ring buffer dropped in between is gone (``store.dropped``)."""
-        events, self.cursor = self.store.since(self.cursor)
+    def new_events(self, limit: int | None = None) -> list[Any]:
+        """The events since the last call (at most ``limit``), oldest first."""
+        events, self.cursor, missed = self.store.since(self.cursor, limit)
+        self.missed += missed
         return events
 
     @property
     def shown_step(self) -> int:
-        return self.clock.shown(self.store.last_step)
+        """The step on the screen: the newest while live, else the clock's, within the steps that are kept."""
+        return self.clock.shown(self.store.first_step, self.store.last_step)
 
     def state(self) -> Any:
         """The engine's State at the step on the screen. Read only: it may be shared with other views."""

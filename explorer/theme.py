@@ -85,11 +85,11 @@ def number(value: float | int | None, unit: str = "", digits: int = 3) -> str:
     suffix = f" {unit}" if unit else ""
     if isinstance(value, int) and abs(value) < 10_000:
         return f"{value}{suffix}"
-    if unit in _UNITS_WITHOUT_PREFIX and abs(value) < 1e6:
+    if abs(value) < 1000 or (unit in _UNITS_WITHOUT_PREFIX and abs(value) < 1e6):
         return _significant(value, digits) + suffix
-    if abs(value) < 1000:
-        return _significant(value, digits) + suffix
-    return _scaled(value, 1000, ("", "k", "M", "G", "T"), digits) + unit
+    scaled = _scaled(value, 1000, ("", "k", "M", "G", "T"), digits)
+    # "1.2 GFLOP" but "1.2k tokens/s": the prefix belongs to a symbol, not to a word.
+    return f"{scaled}{unit}" if unit[:1].isupper() else f"{scaled.replace(' ', '')}{suffix}"
 
 
 def _scaled(value: float, base: int, prefixes: Sequence[str], digits: int) -> str:
@@ -157,6 +157,19 @@ def card(title: str, *children: Any, kinds: str | Iterable[str] = (), hint: str 
     params.setdefault("margin", (0, 0, 16, 0))
     top = [pane(heading(title, kinds, hint), margin=(0, 0, 10, 0))] if title else []
     return pn.Column(*top, *children, css_classes=["ct-card"], stylesheets=[CSS], **params)
+
+
+def grid(*children: Any, min_width: int = 340, gap: int = 16, columns: str = "", **params: Any) -> pn.Column:
+    """Children side by side where each gets ``min_width`` pixels, below each other where not (a phone).
+
+    ``columns``: a CSS ``grid-template-columns`` for screens from 1100 px on, when equal columns will not do.
+    """
+    css = f""":host {{ display: grid !important; gap: {gap}px; grid-template-columns: repeat(auto-fit, minmax(min(100%, {min_width}px), 1fr)); }}
+    ::slotted(*) {{ min-width: 0; }}"""
+    if columns:
+        css += f"\n@media (min-width: 1100px) {{ :host {{ grid-template-columns: {columns}; }} }}"
+    params.setdefault("sizing_mode", "stretch_width")
+    return pn.Column(*children, stylesheets=[css], **params)
 
 
 def empty(text: str) -> str:

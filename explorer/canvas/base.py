@@ -1,0 +1,30 @@
+"""A view that draws for itself: one ESM file of anywidget's form, so that the same file serves Panel and notebooks."""
+
+from pathlib import Path
+from typing import Any
+
+import param
+from panel.custom import AnyWidgetComponent
+
+HERE = Path(__file__).parent
+
+
+class Canvas(AnyWidgetComponent):
+    """Python sends messages (``send``); the browser answers through ``action``, a dict with ``seq`` (so that two equal
+    actions are two changes) and ``kind``. Subclasses set ``_esm`` and write ``on_<kind>(action)``; an unknown kind is ignored,
+    since what a browser sends is input, not code."""
+
+    __abstract = True
+
+    action = param.Dict(default={}, doc="What the browser asked for last.")
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        self.param.watch(self._dispatch, "action")
+
+    def _dispatch(self, event: Any) -> None:
+        kind = event.new.get("kind")
+        if kind in self.kinds:
+            getattr(self, f"on_{kind}")(event.new)
+
+    kinds: tuple[str, ...] = ()  # the actions this view answers

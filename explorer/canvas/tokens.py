@@ -1,0 +1,65 @@
+"""Token chips: the answers of requests as they stream, each token shaded by how surprising it was."""
+
+from collections.abc import Callable
+from typing import Any
+
+import param
+
+from explorer.canvas.base import HERE, Canvas
+from explorer.i18n import _
+
+TEXTS = {
+    "empty": _("No request yet. Choose a preset or write a prompt, then press Send: every token appears here as it is chosen."),
+    "legend": _("Shade: how likely the model found the token before temperature and filters (strong = surprising)"),
+    "select": _("Select this request everywhere"),
+    "stop": _("Stop"),
+    "stop_hint": _("Abort this request now; its KV blocks come back at once"),
+    "prompt": _("The prompt; click to unfold"),
+    "tokens_of": _("Tokens of {request}; arrow keys read them one by one"),
+    "dropped": _("The first {n} tokens are no longer drawn."),
+    "id": _("token id"),
+    "position": _("position"),
+    "step": _("engine step"),
+    "logprob": _("log-probability"),
+    "prob": _("probability"),
+    "rank": _("rank"),
+    "ms": _("since the token before"),
+}
+
+
+class TokenCards(Canvas):
+    """Cards of token chips. The owner of the data calls ``ops``; ``refill`` is asked for everything when a browser (re)draws."""
+
+    _esm = HERE / "tokens.js"
+    kinds = ("ready", "select", "stop")
+
+    texts = param.Dict(default=TEXTS)
+
+    def __init__(
+        self,
+        refill: Callable[[], list[list[Any]]],
+        select: Callable[[str | None, int | None], None],
+        stop: Callable[[str], None],
+        **params: Any,
+    ) -> None:
+        super().__init__(sizing_mode="stretch_width", margin=0, **params)
+        self._refill, self._select, self._stop = refill, select, stop
+        self.ready = False  # until the browser has drawn, nothing is sent: ``refill`` will bring it all
+
+    def ops(self, ops: list[list[Any]]) -> None:
+        """Send operations, each [name, arguments...]; see tokens.js. One message, however many operations."""
+        if ops and self.ready:
+            self.send({"ops": ops})
+
+    def on_ready(self, action: dict[str, Any]) -> None:
+        self.ready = True
+        self.ops([["reset"], *self._refill()])
+
+    def on_select(self, action: dict[str, Any]) -> None:
+        request_id, index = action.get("id"), action.get("index")
+        if isinstance(request_id, str | None) and isinstance(index, int | None):
+            self._select(request_id, index)
+
+    def on_stop(self, action: dict[str, Any]) -> None:
+        if isinstance(action.get("id"), str):
+            self._stop(action["id"])

@@ -1,0 +1,78 @@
+"""The transport bar: buttons, slider and keys that move a Clock."""
+
+from typing import Any
+
+import param
+
+from explorer.base import Clock
+from explorer.canvas.base import HERE, Canvas
+from explorer.i18n import _
+
+TEXTS = {
+    "bar": _("Time: which step this browser shows"),
+    "back": _("One step back (left arrow). Pauses this view; the engine runs on."),
+    "step": _("One step forward (right arrow). Shows the next recorded step; the engine runs on."),
+    "play": _("Play from here (Space) until the newest step is reached."),
+    "pause": _("Pause the view (Space). Only this browser stops; the engine and everybody else go on."),
+    "slider": _("Step shown"),
+    "speed": _("Speed of playing, in steps per second"),
+    "per_second": _("{n} steps/s"),
+    "live": _("Follow live: always show the newest step"),
+    "live_label": _("Live"),
+    "none": _("No steps yet"),
+    "step_of": _("step {step} of {last}"),
+    "kept": _("Steps from {first} on are kept; older ones made room."),
+}
+
+
+class Transport(Canvas):
+    """Moves ``clock``; mirrors it and the range of recorded steps. ``sync`` is called whenever the store may have grown."""
+
+    _esm = HERE / "transport.js"
+    kinds = ("back", "step", "play", "pause", "follow", "goto", "speed")
+
+    first = param.Integer(default=0)
+    last = param.Integer(default=0)
+    step = param.Integer(default=0)
+    live = param.Boolean(default=True)
+    playing = param.Boolean(default=False)
+    speed = param.Number(default=5.0)
+    texts = param.Dict(default=TEXTS)
+
+    def __init__(self, clock: Clock, **params: Any) -> None:
+        super().__init__(sizing_mode="stretch_width", margin=0, **params)
+        self._clock = clock
+        clock.param.watch(self._mirror, ["step", "live", "playing", "speed"])
+        self._mirror()
+
+    def sync(self, first: int, last: int) -> None:
+        if (first, last) != (self.first, self.last):
+            self.param.update(first=first, last=last)
+
+    def _mirror(self, *_events: Any) -> None:
+        clock = self._clock
+        self.param.update(step=clock.step, live=clock.live, playing=clock.playing, speed=clock.speed)
+
+    def on_back(self, action: dict[str, Any]) -> None:
+        self._clock.move(-1, self.first, self.last)
+
+    def on_step(self, action: dict[str, Any]) -> None:
+        self._clock.move(1, self.first, self.last)
+
+    def on_play(self, action: dict[str, Any]) -> None:
+        self._clock.play(self.last)
+
+    def on_pause(self, action: dict[str, Any]) -> None:
+        self._clock.pause(self.last)
+
+    def on_follow(self, action: dict[str, Any]) -> None:
+        self._clock.follow()
+
+    def on_goto(self, action: dict[str, Any]) -> None:
+        if isinstance(action.get("value"), (int, float)):
+            self._clock.goto(int(action["value"]), self.first, self.last)
+
+    def on_speed(self, action: dict[str, Any]) -> None:
+        low, high = self._clock.param.speed.bounds
+        if isinstance(action.get("value"), (int, float)):
+            self._clock.speed = min(max(float(action["value"]), low), high)
