@@ -95,7 +95,9 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         if path.suffix == ".gguf":
             return _load_gguf(path)
         if any(path.match(pattern) for pattern in _PICKLES):
-            raise ValueError(f"{path}: a pickle can run code when it is loaded, so it never is; convert the checkpoint to safetensors")
+            raise ValueError(
+                f"{path}: a pickle can run code when it is loaded, so it never is; convert the checkpoint to safetensors"
+            )
         raise ValueError(f"{path}: expected a .gguf file or a directory with a checkpoint")
     if not path.is_dir():
         raise ValueError(f"{path}: no such file or directory")
@@ -132,7 +134,9 @@ def _load_safetensors(path: Path) -> Checkpoint:
             _check_shape(entry.file, name, entry.shape, wanted[name], config_path)
             loaders[name] = entry.load
         elif name not in ignored and not name.endswith("rotary_emb.inv_freq"):
-            raise ValueError(f"{entry.file}: tensor {name!r} has no place in a {config.architecture} model as {config_path} describes it")
+            raise ValueError(
+                f"{entry.file}: tensor {name!r} has no place in a {config.architecture} model as {config_path} describes it"
+            )
     _check_complete(loaders, wanted, path)
     return Checkpoint(
         path=path,
@@ -151,7 +155,9 @@ def _load_gguf(path: Path) -> Checkpoint:
     loaders = {}
     for name, entry in gguf_checkpoint.hf_tensors(file, config).items():
         if name not in wanted:
-            raise ValueError(f"{path}: tensor {entry.name!r} has no place in a {config.architecture} model as its metadata describes it")
+            raise ValueError(
+                f"{path}: tensor {entry.name!r} has no place in a {config.architecture} model as its metadata describes it"
+            )
         _check_shape(path, entry.name, entry.shape, wanted[name], path)
         loaders[name] = entry.load
     _check_complete(loaders, wanted, path)

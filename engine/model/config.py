@@ -134,7 +134,9 @@ class _Reader:
     def config(self) -> ModelConfig:
         raw, architecture = self.raw, self.architecture
         if raw.get("quantization_config") is not None:
-            raise self.error("quantization_config", raw["quantization_config"], "absent (quantised safetensors are not supported)")
+            raise self.error(
+                "quantization_config", raw["quantization_config"], "absent (quantised safetensors are not supported)"
+            )
         if raw.get("hidden_act", "silu") != "silu":
             raise self.error("hidden_act", raw["hidden_act"], "'silu'")
         hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
@@ -159,7 +161,9 @@ class _Reader:
             rms_norm_eps=self.number("rms_norm_eps", raw.get("rms_norm_eps", 1e-6), low=0.0),
             rope_theta=theta,
             rope_scaling=scaling,
-            max_position_embeddings=self.integer("max_position_embeddings", self.defaults["max_position_embeddings"], high=1 << 30),
+            max_position_embeddings=self.integer(
+                "max_position_embeddings", self.defaults["max_position_embeddings"], high=1 << 30
+            ),
             tie_word_embeddings=self.boolean("tie_word_embeddings"),
             qkv_bias=attention_bias or architecture == "qwen2",
             o_bias=attention_bias,

@@ -74,7 +74,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "sliding_window": window or None,
-        "eos_token_id": [metadata[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in metadata],
+        "eos_token_id": [
+            metadata[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in metadata
+        ],
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
     }
     raw = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in raw.items()}

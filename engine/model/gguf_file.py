@@ -113,7 +113,9 @@ class GGUFFile:
                 f"supported: {', '.join(SUPPORTED_TYPES)}"
             )
         if shape[-1] % kind.block:
-            raise ValueError(f"{self.path}: tensor {name!r} of shape {list(shape)} does not divide into {kind.name} blocks of {kind.block}")
+            raise ValueError(
+                f"{self.path}: tensor {name!r} of shape {list(shape)} does not divide into {kind.name} blocks of {kind.block}"
+            )
         nbytes = math.prod(shape) // kind.block * kind.nbytes
         if offset + nbytes > len(self._data):
             raise ValueError(
@@ -126,7 +128,11 @@ class GGUFFile:
         info = self.tensors[name]
         dtype = _PLAIN.get(info.type_name)
         if dtype is not None:
-            flat = torch.frombuffer(self._data, dtype=dtype, count=math.prod(info.shape), offset=info.offset) if info.nbytes else torch.empty(0)
+            flat = (
+                torch.frombuffer(self._data, dtype=dtype, count=math.prod(info.shape), offset=info.offset)
+                if info.nbytes
+                else torch.empty(0)
+            )
             return flat.view(info.shape)
         raw = torch.frombuffer(self._data, dtype=torch.uint8, count=info.nbytes, offset=info.offset)
         return dequantize(raw, info.type_name).view(info.shape)

@@ -78,7 +78,13 @@ def model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
 
 
 def make(
-    family: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, max_shard_size: str = "5GB", **overrides: Any
+    family: str,
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+    **overrides: Any,
 ) -> Tiny:
     """Write a checkpoint of ``family`` (see FAMILIES) into ``directory`` as safetensors; ``overrides`` change its config.
 
