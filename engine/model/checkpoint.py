@@ -15,6 +15,7 @@ import torch
 from engine.model import gguf_checkpoint, safetensors_file
 from engine.model.config import ModelConfig, token_ids
 from engine.model.gguf_file import GGUFFile
+from engine.model.store import checked_sha256, file_sha256
 from engine.model.tokenizer import Tokenizer
 
 _MAX_JSON = 1 << 26  # bytes; a config or an index is far smaller
@@ -72,17 +73,10 @@ class Checkpoint:
 
         Computed on first use (about 0.3 s for 100 MB); for a file that the store has checked, what it found then.
         """
-        from engine.model.store import checked_sha256
-
         sums = [checked_sha256(file) or file_sha256(file) for file in self.files]
         if len(sums) == 1:
             return sums[0]
         return hashlib.sha256("".join(f"{file.name} {sha}\n" for file, sha in zip(self.files, sums)).encode()).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:

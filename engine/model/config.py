@@ -122,9 +122,10 @@ class _Reader:
         if not isinstance(raw, dict):
             raise ValueError(f"{source}: expected a JSON object, got {type(raw).__name__}")
         self.raw, self.source = raw, source
-        self.architecture = raw.get("model_type")
-        if self.architecture not in ARCHITECTURES:
-            raise self.error("model_type", self.architecture, f"one of {ARCHITECTURES}")
+        architecture = raw.get("model_type")
+        if architecture not in ARCHITECTURES:
+            raise self.error("model_type", architecture, f"one of {ARCHITECTURES}")
+        self.architecture: str = architecture
         self.defaults = _DEFAULTS[self.architecture]
 
     def error(self, key: str, got: Any, allowed: str) -> ValueError:
@@ -230,6 +231,8 @@ class _Reader:
         kinds = self.raw.get("layer_types")
         if kinds is None:  # both Qwen: the layers from max_window_layers on have the window
             first = self.raw.get("max_window_layers", 28)
+            if not isinstance(first, int):
+                raise self.error("max_window_layers", first, "an integer")
             kinds = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
         allowed = ("full_attention", "sliding_attention")
         if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in allowed for kind in kinds):
