@@ -55,7 +55,11 @@ def choose(raw: list[float], params: SamplingParams, u: float, prompt=(), output
         p = softmax(x, params.temperature)
         kept = [i for i in order if x[i] > -math.inf]
         if params.min_p:
-            margin = min(abs(p[i] / p[order[0]] - params.min_p) for i in kept if i != order[0] or params.min_p < 1) if len(kept) > 1 else margin
+            margin = (
+                min(abs(p[i] / p[order[0]] - params.min_p) for i in kept if i != order[0] or params.min_p < 1)
+                if len(kept) > 1
+                else margin
+            )
             kept = [i for i in kept if p[i] >= params.min_p * p[order[0]]]
         if params.top_k > 0:
             kept = kept[: params.top_k]
@@ -80,4 +84,6 @@ def choose(raw: list[float], params: SamplingParams, u: float, prompt=(), output
         p = [p[i] / mass if i in set(kept) else 0.0 for i in range(len(x))]
     q = softmax(raw)
     entropy = -math.fsum(v * math.log(v) for v in q if v > 0)
-    return Answer(token, p[token], kept, mass, math.log(q[token]) if q[token] else -math.inf, ordered(raw).index(token) + 1, entropy, margin)
+    return Answer(
+        token, p[token], kept, mass, math.log(q[token]) if q[token] else -math.inf, ordered(raw).index(token) + 1, entropy, margin
+    )

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.request import SamplingParams
-from engine.sampling.processors import TokenCounts, probabilities, process
 from engine.sampling.rng import uniform
 from engine.sampling.sampler import Sampled, Sampler, SampleRow
 from tests.engine.sampling.oracle import choose
@@ -84,7 +83,9 @@ def compare(got: Sampled, raw: torch.Tensor, r: SampleRow, observed: int) -> boo
 
 
 @given(
-    batch=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 10**6), params_st, st.integers(0, 2**64 - 1)), min_size=1, max_size=4),
+    batch=st.lists(
+        st.tuples(st.sampled_from(KINDS), st.integers(0, 10**6), params_st, st.integers(0, 2**64 - 1)), min_size=1, max_size=4
+    ),
     vocab=st.sampled_from([1, 2, 5, 130, 2500]),
     head=st.sampled_from([1, 3, 64]),
     top=st.sampled_from([0, 1, 20]),
