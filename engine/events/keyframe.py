@@ -1,0 +1,53 @@
+"""Keyframes of a log, and how large events are."""
+
+import numpy as np
+
+from engine.events.state import State
+from engine.events.types import EngineStarted, Event, LogitsRecorded, RequestAdded, Snapshot, StepDone, TokenSampled
+
+
+class Keyframe:
+    """A state in a compact form. Requests are shared with the states around it; the pool's parts are arrays."""
+
+    __slots__ = ("_cached", "_lru", "_state", "nbytes")
+
+    def __init__(self, state: State) -> None:
+        copy = state.copy()
+        count = len(copy.cached)
+        blocks = np.fromiter(copy.cached, np.int32, count)
+        try:
+            hashes = np.fromiter(copy.cached.values(), np.uint64, count)
+        except OverflowError:  # a hash beyond 64 bits or a negative one: kept as it is
+            hashes = np.array(list(copy.cached.values()), object)
+        self._cached = (blocks, hashes)
+        self._lru = np.fromiter(copy.lru, np.int32, len(copy.lru))
+        copy.cached, copy.lru = {}, {}
+        self._state = copy
+        views = sum(200 + 8 * (len(v.output_token_ids) + len(v.output_texts) + len(v.block_ids)) for v in copy.live)
+        self.nbytes = copy.ref_counts.nbytes + blocks.nbytes + hashes.nbytes + self._lru.nbytes + 100 * len(copy.requests) + views
+
+    @property
+    def engine(self) -> EngineStarted | None:
+        return self._state.engine
+
+    def state(self) -> State:
+        state = self._state.copy()
+        blocks, hashes = self._cached
+        state.cached = dict(zip(blocks.tolist(), hashes.tolist()))
+        state.lru = dict.fromkeys(self._lru.tolist())
+        return state
+
+
+def weight(event: Event) -> int:
+    """About the bytes that an event takes as objects: rough, but never far below for the kinds that can be large."""
+    if isinstance(event, TokenSampled):
+        return 300 + 180 * len(event.top)
+    if isinstance(event, StepDone):
+        return 700 + 120 * len(event.runs)
+    if isinstance(event, RequestAdded):
+        return 1000 + 10 * len(event.prompt_token_ids) + len(event.prompt_text)
+    if isinstance(event, Snapshot):
+        return 1000 + 8 * event.num_blocks + 100 * len(event.cached) + 2000 * len(event.requests)
+    if isinstance(event, LogitsRecorded):
+        return 300 + len(event.logits)
+    return 300
