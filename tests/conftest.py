@@ -41,7 +41,7 @@ def model_path() -> Path:
 
     try:
         return resolve_model(DEFAULT_MODEL)
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         lacking(f"the default model cannot be fetched (make model): {error}")
 
 
