@@ -1,0 +1,192 @@
+"""The arithmetic card and the cost of having no cache: plain values to plain values, pure."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.events.types import CacheTimed, EngineStarted
+from engine.hardware.flops import forward_flops
+from engine.hardware.memory import KvShape, blocks_for, human_bytes, pool_bytes
+
+LENGTHS = (16, 64, 128, 256, 384, 512)  # contexts at which a step is timed with and without the cache
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes as the engine allocated them (EngineStarted, then PoolResized)."""
+
+    bytes_per_block: int
+    pool_bytes: int
+
+
+def shape_of(started: EngineStarted) -> KvShape:
+    """ValueError when the log does not say enough about its model."""
+    return KvShape.from_facts(started.model, str(started.device.get("dtype")))
+
+
+def card_html(
+    started: EngineStarted, measured: Measured, num_blocks: int, block_size: int, request: tuple[str, int] | None = None
+) -> str:
+    """The formula with this model's numbers. ``request``: (id, tokens in its cache) of the one that is selected."""
+    shape = shape_of(started)
+    token = shape.bytes_per_token
+    max_len = int(started.config.get("max_model_len") or 0)
+    factors = (
+        ("2", "K and V"), (str(shape.num_layers), "layers"), (str(shape.num_kv_heads), "KV heads"),
+        (str(shape.head_dim), "head size"), (str(shape.bytes_per_element), f"bytes ({started.device.get('dtype')})"),
+    )  # fmt: skip
+    formula = '<span class="kv-times">×</span>'.join(
+        f'<span class="kv-factor"><b>{html.escape(value)}</b><i>{html.escape(name)}</i></span>' for value, name in factors
+    )
+    rows = [("One token", f"{token:,} bytes", human_bytes(token)), _times(f"One block of {block_size} tokens", block_size, token)]
+    if request is not None:
+        held = blocks_for(request[1], block_size) * block_size
+        rows.append(_times(f"{request[0]} now: {request[1]} tokens, in {held // block_size} blocks", held, token))
+    if max_len:
+        rows.append(_times(f"The longest request ({max_len:,} tokens)", max_len, token))
+    rows.append(_times(f"The pool ({num_blocks:,} blocks)", num_blocks * block_size, token))
+    body = "".join(f"<tr><th>{html.escape(a)}</th><td>{b}</td><td><b>{c}</b></td></tr>" for a, b, c in rows)
+    return (
+        f'<div class="kv-formula" role="math" aria-label="bytes of one token">{formula}<span class="kv-times">=</span>'
+        f'<span class="kv-factor kv-result"><b>{human_bytes(token)}</b><i>per token</i></span></div>'
+        f'<table class="kv-table">{body}</table>{_heads_html(shape)}{agreement_html(shape, measured, num_blocks, block_size)}'
+        f"{_parameters_html(started.model)}"
+    )
+
+
+def _times(name: str, slots: int, token: int) -> tuple[str, str, str]:
+    return name, f"{slots:,} × {token:,} bytes", human_bytes(slots * token)
+
+
+def _heads_html(shape: KvShape) -> str:
+    """What one token costs with this model's heads, and had every query head, or none, its own K and V."""
+    kinds = [("MHA", shape.mha, "a K and V for each query head"), ("MQA", shape.mqa, "one K and V for all query heads")]
+    if shape.attention_name == "GQA":
+        group = shape.num_attention_heads // shape.num_kv_heads
+        kinds.insert(1, ("GQA", shape, f"groups of {group} query heads share one"))
+    rows = ""
+    for name, variant, what in kinds:
+        width = 100 * variant.num_kv_heads / shape.num_attention_heads
+        ratio = variant.bytes_per_token / shape.bytes_per_token
+        here = variant == shape
+        tag = " (this model)" if here else f" (× {ratio:.3g})"
+        rows += (
+            f'<div class="kv-head{" kv-here" if here else ""}"><span>{name}<i>{html.escape(tag)}</i></span>'
+            f'<span class="kv-bar" title="{variant.bytes_per_token} bytes per token">'
+            f'<span style="width:{width:.1f}%"></span></span>'
+            f"<span>{human_bytes(variant.bytes_per_token)}</span><em>{variant.num_kv_heads} KV heads: {what}</em></div>"
+        )
+    return f'<h3>Had it been built otherwise, per token</h3><div class="kv-heads">{rows}</div>'
+
+
+def agreement_html(shape: KvShape, measured: Measured, num_blocks: int, block_size: int) -> str:
+    """The formula's bytes beside those of the tensors, and whether they are the same."""
+    derived = pool_bytes(shape, num_blocks, block_size)
+    gap = measured.pool_bytes - derived
+    if gap == 0:
+        verdict = '<span class="kv-ok">✓ equal to the byte</span>'
+    else:
+        word = "more" if gap > 0 else "fewer"
+        verdict = f'<span class="kv-off">✗ {abs(gap):,} bytes {word} allocated than the formula says</span>'
+    return (
+        f'<p class="kv-agree">Pool by the formula <b>{derived:,} bytes</b> (derived), tensors as allocated '
+        f"<b>{measured.pool_bytes:,} bytes</b> (measured): {verdict}</p>"
+    )
+
+
+def _parameters_html(model: dict[str, Any]) -> str:
+    """Beside the cache: the weights, as counted, and by the rule of thumb 12 L d²."""
+    if not {"num_parameters", "hidden_size", "num_layers"} <= set(model):
+        return ""
+    rule = 12 * model["num_layers"] * model["hidden_size"] ** 2
+    embedding = model.get("num_embedding_parameters", 0)
+    return (
+        f'<p class="kv-agree">For scale: the model has {model["num_parameters"]:,} parameters, {embedding:,} of them in the '
+        f"embedding. The rule of thumb 12 L d² gives {rule:,}: it assumes MHA, a feed-forward of 4 d and no embedding.</p>"
+    )
+
+
+# ------------------------------------------------------------------------------------------- a step with and without cache
+
+
+@dataclass(frozen=True)
+class CacheCurves:
+    """Measured points and, on a fine grid of lengths, the formula's curves in milliseconds."""
+
+    lengths: np.ndarray
+    with_ms: np.ndarray
+    without_ms: np.ndarray
+    grid: np.ndarray
+    model_with: np.ndarray
+    model_without: np.ndarray
+    attention_only: np.ndarray  # of model_without, the t² part that the slogan "O(t²) against O(t)" is about
+    gflops: float  # the rate that the fit found for computing everything again
+    fixed_ms: float  # the time of a step that does not grow with its operations
+
+
+def cache_curves(timed: CacheTimed, model: dict[str, Any]) -> CacheCurves:
+    """Scale the counted operations to the measured times: ms = fixed + operations / rate, both >= 0, by least squares.
+
+    The two curves share their fixed part only if the data say so: each is fitted to its own points, since a decode of one
+    token reads the weights once (memory) while recomputation multiplies with them t times (arithmetic).
+    """
+    if not timed.lengths or len(timed.lengths) != len(timed.with_ms) or len(timed.lengths) != len(timed.without_ms):
+        got = len(timed.lengths), len(timed.with_ms), len(timed.without_ms)
+        raise ValueError(f"as many times as lengths are needed, got {got} lengths, times with and times without the cache")
+    lengths = np.array(timed.lengths)
+    order = np.argsort(lengths)
+    lengths, with_ms, without_ms = lengths[order], np.array(timed.with_ms)[order], np.array(timed.without_ms)[order]
+    grid = np.unique(np.linspace(1, lengths[-1], 120).astype(int))
+    fixed_with, rate_with = fit([_with(model, t) for t in lengths], with_ms)
+    fixed, rate = fit([_without(model, t) for t in lengths], without_ms)
+    return CacheCurves(
+        lengths=lengths, with_ms=with_ms, without_ms=without_ms, grid=grid,
+        model_with=fixed_with + rate_with * np.array([_with(model, t) for t in grid]),
+        model_without=fixed + rate * np.array([_without(model, t) for t in grid]),
+        attention_only=rate * np.array([forward_flops(model, start=0, num_tokens=int(t)).attention for t in grid]),
+        gflops=1e-6 / rate if rate > 0 else float("inf"), fixed_ms=fixed,
+    )  # fmt: skip
+
+
+def _with(model: dict[str, Any], t: int) -> float:
+    return forward_flops(model, start=int(t) - 1, num_tokens=1).total
+
+
+def _without(model: dict[str, Any], t: int) -> float:
+    return forward_flops(model, start=0, num_tokens=int(t)).total
+
+
+def fit(flops: Sequence[float], ms: np.ndarray) -> tuple[float, float]:
+    """(fixed ms, ms per operation), both >= 0: the least-squares line, or the better of the two lines at the border."""
+    x = np.array(flops, float)
+    y = np.asarray(ms, float)
+    if len(x) > 1 and np.ptp(x) > 0:
+        slope, fixed = np.polyfit(x / x.max(), y, 1)
+        slope /= x.max()
+        if slope >= 0 and fixed >= 0:
+            return float(fixed), float(slope)
+        if slope < 0:
+            return float(y.mean()), 0.0
+    return 0.0, float((x @ y) / (x @ x))
+
+
+def crossover(model: dict[str, Any]) -> int:
+    """The context at which attention's t² d term catches up with the linear layers' t d² when all is computed again."""
+    one = forward_flops(model, start=0, num_tokens=1)
+    # linear(t) = t * linear(1), attention(t) = attention(1) * t (t + 1) / 2
+    return int(np.ceil(2 * one.linear / one.attention - 1))
+
+
+def in_words(curves: CacheCurves, model: dict[str, Any]) -> str:
+    """What was found, in one or two sentences."""
+    t = int(curves.lengths[-1])
+    ratio = curves.without_ms[-1] / curves.with_ms[-1] if curves.with_ms[-1] else float("nan")
+    share = forward_flops(model, start=0, num_tokens=t)
+    return (
+        f"At {t} tokens the next token takes {curves.with_ms[-1]:.1f} ms with the cache and {curves.without_ms[-1]:.1f} ms without: "
+        f"{ratio:.1f} times. Of the operations without it, {100 * share.linear / share.total:.0f} % are linear layers (t d²) and "
+        f"{100 * share.attention / share.total:.0f} % attention (t² d), which would take over at about {crossover(model):,} tokens."
+    )

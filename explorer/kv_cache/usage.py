@@ -1,0 +1,168 @@
+"""What the pool held, step by step, and what came of each prefix look-up: events to rows, pure.
+
+Paged: a request holds whole blocks, so only its last block has empty slots. Contiguous: an engine without pages sets
+``max_model_len`` slots aside for each running request at once, since it cannot know how long the text gets.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.events.types import (
+    BlockCopied,
+    EngineStarted,
+    Event,
+    PoolResized,
+    PrefixLookup,
+    RequestFinished,
+    RequestForked,
+    RequestPreempted,
+    Snapshot,
+    StepDone,
+)
+from engine.hardware.memory import blocks_for, contiguous_slots, utilisation
+
+COLUMNS = ("step", "requests", "tokens", "stored", "slots", "blocks", "reserved", "pool", "paged_use", "contiguous_use")
+
+
+class UsageRows:
+    """Feed it events in order; each ``StepDone`` gives one row.
+
+    Columns: ``tokens`` that requests have in the cache (shared ones counted for each), ``stored`` of them (shared ones once),
+    ``blocks`` and ``slots`` held, ``reserved`` slots under contiguous reservation, ``pool`` slots there are, and the two
+    utilisations in per cent (NaN where nothing is held).
+    """
+
+    def __init__(self) -> None:
+        self.max_model_len = 0
+        self.block_size = 0
+        self.num_blocks = 0
+        self._computed: dict[str, int] = {}  # requests that hold blocks -> tokens in the cache
+        self._fresh_fork: set[str] = set()  # siblings whose last block is still their parent's
+
+    def rows(self, events: Iterable[Event]) -> dict[str, list[float]]:
+        """The rows of these events, by column (all columns, perhaps empty)."""
+        out: dict[str, list[float]] = {name: [] for name in COLUMNS}
+        for event in events:
+            row = self._take(event)
+            if row is not None:
+                for name, value in zip(COLUMNS, row, strict=True):
+                    out[name].append(value)
+        return out
+
+    def _take(self, event: Event) -> tuple[float, ...] | None:
+        if isinstance(event, StepDone):
+            for run in event.runs:
+                self._computed[run.request_id] = run.start + run.num_tokens
+                if run.request_id in self._fresh_fork:
+                    self._fresh_fork.discard(run.request_id)
+            return self._row(event)
+        if isinstance(event, RequestForked):
+            self._computed[event.request_id] = event.num_computed_tokens
+            self._fresh_fork.add(event.request_id)
+        elif isinstance(event, BlockCopied):
+            self._fresh_fork.discard(event.request_id)
+        elif isinstance(event, RequestFinished | RequestPreempted):
+            self._computed.pop(event.request_id, None)
+            self._fresh_fork.discard(event.request_id)
+        elif isinstance(event, EngineStarted):
+            self.__init__()  # type: ignore[misc]
+            self.max_model_len = int(event.config.get("max_model_len") or 0)
+            self.block_size = int(event.config.get("block_size") or 0)
+            self.num_blocks = int(event.config.get("num_kv_blocks") or 0)
+        elif isinstance(event, PoolResized):
+            self.block_size, self.num_blocks = event.block_size, event.num_blocks
+            self._computed.clear()
+        elif isinstance(event, Snapshot):
+            self.block_size, self.num_blocks = event.block_size, event.num_blocks
+            self._computed = {r.request_id: r.num_computed_tokens for r in event.requests if r.block_ids}
+            self._fresh_fork.clear()
+        return None
+
+    def _row(self, done: StepDone) -> tuple[float, ...]:
+        size = max(1, self.block_size)
+        computed = self._computed
+        slots = done.used_blocks * size
+        empty = sum(blocks_for(n, size) * size - n for rid, n in computed.items() if rid not in self._fresh_fork)
+        stored = max(0, slots - empty)
+        tokens = sum(computed.values())
+        reserved = contiguous_slots(len(computed), self.max_model_len) if self.max_model_len else 0
+        return (
+            done.step, len(computed), tokens, stored, slots, done.used_blocks, reserved, self.num_blocks * size,
+            percent(utilisation(stored, slots)), percent(utilisation(tokens, reserved)),
+        )  # fmt: skip
+
+
+def percent(share: float | None) -> float:
+    return float("nan") if share is None else 100 * share
+
+
+def summary(row: dict[str, float], max_model_len: int, block_size: int) -> str:
+    """One row in words: what is held, what pages waste, what contiguous reservation would have wasted."""
+    requests, slots = int(row["requests"]), int(row["slots"])
+    if not requests:
+        return "No request holds a block at this step."
+    paged = f"{int(row['stored']):,} tokens in {int(row['blocks']):,} blocks of {block_size}"
+    paged += f" ({slots:,} slots, {row['paged_use']:.0f} % in use)"
+    shared = int(row["tokens"] - row["stored"])
+    if shared > 0:
+        paged += f"; sharing spares another {shared:,} tokens' worth"
+    reserved = int(row["reserved"])
+    fit = int(row["pool"]) // max_model_len if max_model_len else 0
+    more = "more than this pool has" if reserved > row["pool"] else f"the pool would fit {fit} such requests"
+    return (
+        f"{paged}. Contiguous reservation would set aside {requests} × {max_model_len:,} = {reserved:,} slots "
+        f"({row['contiguous_use']:.1f} % in use), {more}."
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- prefix look-ups
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One question to the prefix cache, with its answer in words."""
+
+    step: int
+    request_id: str
+    asked: int  # tokens
+    hit: int  # tokens
+    blocks: tuple[int, ...]
+    words: str
+    recompute: bool
+
+
+def lookups(events: Iterable[Event], block_size: int) -> list[Lookup]:
+    return [
+        Lookup(e.step, e.request_id, e.num_tokens, e.num_hit_tokens, tuple(e.block_ids), in_words(e, block_size), e.recompute)
+        for e in events
+        if isinstance(e, PrefixLookup)
+    ]
+
+
+def in_words(lookup: PrefixLookup, block_size: int) -> str:
+    """Why the hit was no longer than it was, for a reader who has never seen a prefix cache."""
+    asked, hit = lookup.num_tokens, lookup.num_hit_tokens
+    again = "After a preemption: " if lookup.recompute else ""
+    if not lookup.miss_reason:
+        left = asked - hit
+        rest = "the last token is" if left == 1 else f"the last {left} tokens, less than a block or wanted for their logits, are"
+        return f"{again}everything that can be cached was there; {rest} computed."
+    start = f"{again}the first {hit} tokens were there; then " if hit else again
+    new = "the rest is new text" if hit else "nobody sent this beginning before"
+    reason = {
+        "disabled": "prefix caching is switched off, so nothing was looked up.",
+        "no such prefix": f"no block is known that goes on with these tokens ({new}).",
+        "shorter than a block": f"too short: only full blocks of {block_size} tokens are cached, and one token is always computed.",
+        "evicted": "the next block was cached once, but had been evicted to make room.",
+        "different salt": "the same tokens are cached under another salt, and salts do not share.",
+        "hash collision": "a block with the same hash holds other tokens; they were compared, so it is a miss.",
+    }.get(lookup.miss_reason, lookup.miss_reason)
+    text = start + reason
+    return text[:1].upper() + text[1:]
+
+
+def hit_share(rows: Iterable[Lookup]) -> float | None:
+    """Tokens hit over tokens asked, of all look-ups; None without any."""
+    pairs: list[Any] = [(row.hit, row.asked) for row in rows]
+    return utilisation(sum(hit for hit, _ in pairs), sum(asked for _, asked in pairs))
