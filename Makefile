@@ -37,7 +37,7 @@ app: $(APP) model
 		--allow-websocket-origin 127.0.0.1:$(PORT) --allow-websocket-origin localhost:$(PORT)
 
 test: lint browser model
-	$(PY) -m pytest --ignore=tests/bench $(if $(CI),--durations=10)
+	$(PY) -m pytest $(if $(CI),--durations=10)
 
 lint: $(TEST)
 	$(PY) -m ruff check .
@@ -45,7 +45,9 @@ lint: $(TEST)
 	$(PY) -m mypy
 
 bench: $(TEST) model
-	$(PY) -m pytest tests/bench -s
+	@for file in tests/bench/bench_*.py; do \
+		name=$$(basename $$file .py); echo "== $$name"; $(PY) -m tests.bench.$$name || exit 1; \
+	done
 
 lab: $(APP) model
 	$(PY) -m jupyter lab notebooks/

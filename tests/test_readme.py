@@ -31,3 +31,10 @@ def test_the_make_targets_exist() -> None:
 def test_linked_files_exist() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", README)
     assert links and all((ROOT / link).exists() for link in links), links
+
+
+def test_every_variable_named_is_read_and_every_one_read_is_named() -> None:
+    pattern = re.compile(r"\bCUTAWAY_[A-Z_]+\b")
+    sources = [path for folder in ("engine", "explorer", "apps", "tests") for path in (ROOT / folder).rglob("*.py")]
+    read = {name for path in sources if path != Path(__file__) for name in pattern.findall(path.read_text(encoding="utf-8"))}
+    assert set(pattern.findall(README)) == read
