@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.events.types import Candidate, LogitsRecorded, RequestFinished, RequestForked, TokenSampled
 from engine.output import TextStream
+from engine.reporting import record_added
 from engine.request import CompletionOutput, Request, RequestOutput, TokenLogprob
 from engine.sampling.sampler import Sampled, Sampler, SampleRow
 from engine.scheduler import Schedule
@@ -52,7 +53,11 @@ class Committer:
             before.append(run.request.num_computed_tokens)
             run.request.num_computed_tokens += run.num_tokens
         requests, rows = self._sampling_requests(schedule)
-        sampled = self._sample(requests, logits if len(requests) == len(rows) == _num_rows(logits) else logits[rows]) if requests else []
+        sampled = (
+            self._sample(requests, logits if len(requests) == len(rows) == _num_rows(logits) else logits[rows])
+            if requests
+            else []
+        )
         done = time.perf_counter()
         failed = {request.request_id for request, result in zip(requests, sampled, strict=True) if result.error is not None}
         for run, old in zip(schedule.runs, before, strict=True):
@@ -93,7 +98,7 @@ class Committer:
         )  # fmt: skip
         child.stream = TextStream(self.engine.tokenizer, parent.params.stop)
         self.engine.siblings(parent.group_id).append(child)
-        self.engine.record_added(child)
+        record_added(self.engine.recorder, child)
         if self.engine.recorder.on:
             self.engine.recorder.emit(
                 RequestForked, request_id=child.request_id, parent_id=parent.request_id, block_ids=list(parent.block_ids),
@@ -136,7 +141,9 @@ class Committer:
             self.finish(request, "length", "max_tokens")
         elif request.num_tokens >= self.engine.max_tokens_of_a_request:
             limit = self.engine.max_tokens_of_a_request
-            self.finish(request, "length", "max_model_len" if limit == self.engine.config.max_model_len else "the KV pool is full")
+            self.finish(
+                request, "length", "max_model_len" if limit == self.engine.config.max_model_len else "the KV pool is full"
+            )
 
     def finish(self, request: Request, reason: str, message: str = "") -> None:
         """End a sequence wherever it stands: blocks back, result out."""
@@ -148,7 +155,11 @@ class Committer:
         self.engine.scheduler.finish(request)
         if self.engine.recorder.on:
             self.engine.recorder.emit(
-                RequestFinished, request_id=request.request_id, reason=reason, message=message, num_output_tokens=len(completion.token_ids)
+                RequestFinished,
+                request_id=request.request_id,
+                reason=reason,
+                message=message,
+                num_output_tokens=len(completion.token_ids),
             )
         self.engine.recorder.watched_logits.pop(request.request_id, None)
         group = self._groups[request.group_id]
@@ -156,7 +167,11 @@ class Committer:
         if request.sample_index == 0:
             group.num_cached_tokens = request.num_cached_tokens
         output.finished = completion
-        if request.parent_id is None and request.num_tokens == request.num_prompt_tokens and len(self.engine.siblings(request.group_id)) == 1:
+        if (
+            request.parent_id is None
+            and request.num_tokens == request.num_prompt_tokens
+            and len(self.engine.siblings(request.group_id)) == 1
+        ):
             for sibling in group.outputs[1:]:  # it ended before it forked: so did its siblings
                 sibling.finish_reason, sibling.message = reason, message
         self.engine.drop(request)

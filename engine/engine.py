@@ -8,18 +8,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from engine import reporting
 from engine.committer import Committer, StepOutput
 from engine.config import DRAINING_KNOBS, LIVE_KNOBS, EngineConfig
 from engine.events.log import EventLog
 from engine.events.recorder import Recorder
-from engine.events.types import EngineStarted, KnobChanged, PoolResized, RequestAdded, RequestState, Run, Snapshot, StepDone
-from engine.hardware.cost import step_cost
+from engine.events.types import EngineStarted, KnobChanged, PoolResized, Snapshot
 from engine.kvcache.pool import BlockPool
 from engine.kvcache.prefix import salt_root
 from engine.loading import Parts, load_parts, make_kv_cache, make_runner
 from engine.output import TextStream
-from engine.request import CompletionOutput, Request, RequestOutput, SamplingParams
-from engine.sampling.rng import derive_seed
+from engine.request import Request, RequestOutput, SamplingParams, request_seed
 from engine.scheduler import Schedule, Scheduler
 from engine.timing import cache_timings
 
@@ -50,7 +49,7 @@ class Engine:
     def _build_cache(self) -> None:
         """An empty pool and the tensors behind it, for the current block size and pool size."""
         assert self.config.num_kv_blocks is not None
-        self.runner = None  # frees the old tensors before the new ones are made
+        self.runner: Any = None  # frees the old tensors before the new ones are made
         self.kv = make_kv_cache(self.parts, self.config)
         self.runner = make_runner(self.parts, self.kv, self.config)
         self.pool = BlockPool(self.config.num_kv_blocks, self.config.block_size, self.recorder)
@@ -94,7 +93,7 @@ class Engine:
             self._next_id += 1
         if request_id in self._requests or not request_id or "#" in request_id:
             raise ValueError(f"request_id must be unused, not empty and without '#', got {request_id!r}")
-        seed = params.seed if params.seed is not None else derive_seed(self.config.seed, request_id)
+        seed = params.seed if params.seed is not None else request_seed(self.config.seed, request_id)
         request = Request(
             request_id, token_ids, params, seed, owner=owner, prompt_text=text, arrived_ns=time.monotonic_ns(),
             cache_salt=cache_salt, cache_root=salt_root(cache_salt),
@@ -103,23 +102,17 @@ class Engine:
         self._requests[request_id] = [request]
         self.committer.open_group(request)
         self.scheduler.add(request)
-        self.record_added(request)
+        reporting.record_added(self.recorder, request)
         return request_id
-
-    def record_added(self, request: Request) -> None:
-        if self.recorder.on:
-            self.recorder.emit(
-                RequestAdded, request_id=request.request_id, owner=request.owner, prompt_token_ids=request.prompt_token_ids,
-                prompt_text=request.prompt_text, sampling=sampling_facts(request), parent_id=request.parent_id,
-                sample_index=request.sample_index,
-            )  # fmt: skip
 
     def _tokens(self, prompt: str | Sequence[int]) -> tuple[list[int], str]:
         limit = self.max_tokens_of_a_request
         if isinstance(prompt, str):
             # A token of the vocabulary covers a bounded number of characters, so an absurd paste is refused unencoded.
             if len(prompt) > limit * self.tokenizer.max_token_chars:
-                raise ValueError(f"the prompt has {len(prompt):,} characters; at most {limit:,} tokens fit (max_model_len and the KV pool)")
+                raise ValueError(
+                    f"the prompt has {len(prompt):,} characters; at most {limit:,} tokens fit (max_model_len and the KV pool)"
+                )
             token_ids, text = self.tokenizer.encode(prompt), prompt
         else:
             token_ids = list(prompt)
@@ -149,35 +142,28 @@ class Engine:
         self.recorder.step += 1
         schedule = self.scheduler.schedule()
         t1 = time.perf_counter()
-        logits = self._run(schedule)
+        try:
+            logits = self._run(schedule)
+        except BaseException as error:
+            self._fail(schedule, error)
+            raise
         t2 = time.perf_counter()
         outputs, t3 = self.committer.commit(schedule, logits)
         if self.recorder.on:
-            self._record_step(schedule, (t0, t1, t2, t3, time.perf_counter()))
+            reporting.record_step(self, schedule, (t0, t1, t2, t3, time.perf_counter()))
         return outputs
 
     def _run(self, schedule: Schedule) -> Any:
-        assert self.runner is not None
         if schedule.copies:
             self.kv.copy_blocks([src for src, _ in schedule.copies], [dst for _, dst in schedule.copies])
         return self.runner.run(schedule.runs) if schedule.runs else None
 
-    def _record_step(self, schedule: Schedule, times: tuple[float, ...]) -> None:
-        runs = [
-            Run(r.request.request_id, "decode" if r.num_tokens == 1 and r.start >= r.request.num_prompt_tokens else "prefill", r.start, r.num_tokens, r.sample)
-            for r in schedule.runs
-        ]  # fmt: skip
-        cost = step_cost(self.parts.cost_facts, runs)
-        ms = [1e3 * (b - a) for a, b in zip(times, times[1:], strict=False)]
-        record_ns, self.recorder.record_ns = self.recorder.record_ns, 0
-        self.recorder.emit(
-            StepDone, runs=runs, num_waiting=len(self.scheduler.waiting), num_running=len(self.scheduler.running),
-            token_budget=self.scheduler.max_num_batched_tokens, max_num_seqs=self.scheduler.max_num_seqs,
-            used_blocks=self.pool.num_used, cached_free_blocks=self.pool.num_cached_free,
-            schedule_ms=ms[0], forward_ms=ms[1], sample_ms=ms[2], commit_ms=ms[3], step_ms=1e3 * (times[-1] - times[0]),
-            record_ms=record_ns / 1e6, flops=cost.flops, weight_bytes=cost.weight_bytes, kv_read_bytes=cost.kv_read_bytes,
-            kv_write_bytes=cost.kv_write_bytes,
-        )  # fmt: skip
+    def _fail(self, schedule: Schedule, error: BaseException) -> None:
+        """The forward pass broke: those who were in it are told, the others can go on."""
+        for run in schedule.runs:
+            self.pool.forget(run.request.block_ids)
+            self.committer.finish(run.request, "error", f"the forward pass failed: {type(error).__name__}: {error}")
+        self._undelivered += self.committer.take_outputs()
 
     def has_unfinished(self) -> bool:
         return bool(self._requests or self._undelivered)
@@ -189,7 +175,6 @@ class Engine:
 
     def drop(self, request: Request) -> None:
         """A request has finished: forget it."""
-        assert self.runner is not None
         self.runner.forget(request.request_id)
         group = self._requests[request.group_id]
         group.remove(request)
@@ -214,7 +199,9 @@ class Engine:
     # -- the convenient ways -----------------------------------------------------------------------------------------------
 
     def generate(
-        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Run these to the end (with whatever else is queued); results in the order of the prompts.
 
@@ -401,20 +388,12 @@ class Engine:
         return cache_timings(self, list(lengths))
 
     def started_event(self) -> EngineStarted:
-        return EngineStarted(
-            step=self.recorder.step, time_ns=time.monotonic_ns(), config=self.config.as_dict(), model=self.parts.model_facts,
-            device=self.parts.device_facts, versions=self.parts.versions, kv_bytes_per_block=self.kv.bytes_per_block,
-            kv_pool_bytes=self.kv.nbytes,
-        )  # fmt: skip
+        """What is running: model, device, configuration."""
+        return reporting.started(self)
 
     def snapshot(self) -> Snapshot:
         """The whole visible state, as a late watcher needs it."""
-        requests = [_request_state(r) for r in (*self.scheduler.running, *self.scheduler.waiting)]
-        return Snapshot(
-            step=self.recorder.step, time_ns=time.monotonic_ns(), num_blocks=self.pool.num_blocks, block_size=self.pool.block_size,
-            ref_counts=list(self.pool.ref_counts), cached=self.pool.index.hashes(), lru=self.pool.lru_order(), requests=requests,
-            knobs={name: getattr(self.config, name) for name in LIVE_KNOBS + DRAINING_KNOBS},
-        )  # fmt: skip
+        return reporting.snapshot(self)
 
     def check_integrity(self) -> None:
         """RuntimeError unless tables, reference counts, prefix index and queues agree. Callable at any time between steps."""
@@ -434,23 +413,3 @@ class Engine:
             self.abort(request_id, "the engine was closed")
         self.runner = None
         del self.kv
-
-
-def sampling_facts(request: Request) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    facts = asdict(request.params)
-    return {**facts, "seed": request.seed, "stop": list(facts["stop"]), "stop_token_ids": list(facts["stop_token_ids"])}
-
-
-def _request_state(request: Request) -> RequestState:
-    return RequestState(
-        request_id=request.request_id, owner=request.owner, status=request.status, prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=request.output_token_ids, prompt_text=request.prompt_text, output_text=request.stream.text,
-        sampling=sampling_facts(request), num_computed_tokens=request.num_computed_tokens, block_ids=list(request.block_ids),
-        num_cached_tokens=request.num_cached_tokens, parent_id=request.parent_id, sample_index=request.sample_index,
-        arrived_ns=request.arrived_ns,
-    )  # fmt: skip
-
-
-__all__ = ["CompletionOutput", "Engine", "StepOutput"]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 from engine.config import strict
@@ -149,6 +150,11 @@ class RequestOutput:
     @property
     def logprobs(self) -> list[TokenLogprob] | None:
         return self.outputs[0].logprobs
+
+
+def request_seed(engine_seed: int, request_id: str) -> int:
+    """The seed of a request that came without one (32 bits: easy to type again): the same engine seed and id give the same."""
+    return int.from_bytes(blake2b(f"{engine_seed}:{request_id}".encode(), digest_size=4).digest(), "little")
 
 
 class Request:

@@ -95,7 +95,9 @@ class BlockPool:
             self.ref_counts[block] += 1
         if self.recorder.on and block_ids:
             counts = [self.ref_counts[block] for block in block_ids]
-            self.recorder.emit(BlockShared, request_id=request_id, first_index=first_index, block_ids=list(block_ids), ref_counts=counts)
+            self.recorder.emit(
+                BlockShared, request_id=request_id, first_index=first_index, block_ids=list(block_ids), ref_counts=counts
+            )
 
     def free(self, request_id: str, block_ids: list[int]) -> None:
         """Give back one reference to each block of a table. The end of a sequence is evicted before its beginning."""
@@ -131,7 +133,9 @@ class BlockPool:
         self.ref_counts[dst] = 1
         self.ref_counts[src] -= 1
         if self.recorder.on:
-            self.recorder.emit(BlockCopied, request_id=request_id, index=index, src=src, dst=dst, src_ref_count=self.ref_counts[src])
+            self.recorder.emit(
+                BlockCopied, request_id=request_id, index=index, src=src, dst=dst, src_ref_count=self.ref_counts[src]
+            )
         return dst
 
     # -- the prefix index ------------------------------------------------------------------------------------------------
@@ -176,7 +180,9 @@ class BlockPool:
                 raise RuntimeError(f"block {block}: reference count {held}, but {count} tables name it")
             places = (held > 0) + (block in self._free) + (block in self._lru)
             if places != 1:
-                raise RuntimeError(f"block {block} is in {places} places (held {held}, free {block in self._free}, cached {block in self._lru})")
+                raise RuntimeError(
+                    f"block {block} is in {places} places (held {held}, free {block in self._free}, cached {block in self._lru})"
+                )
             if block in self._free and not self._in_heap[block]:
                 raise RuntimeError(f"free block {block} cannot be found by allocate()")
             if block in self._free and block in self.index:

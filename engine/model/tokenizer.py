@@ -89,6 +89,11 @@ class Tokenizer:
         """Ids this tokenizer knows. The model's ``config.vocab_size`` may be larger: its table is often padded."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    @cached_property
+    def max_token_chars(self) -> int:
+        """No token covers more characters of a text than this: a text of n characters has at least n / max_token_chars tokens."""
+        return max(len(token) for token in self._backend.get_vocab(with_added_tokens=True))
+
     def encode(self, text: str) -> list[int]:
         """The ids of ``text`` as it stands: nothing is added, and special tokens written in the text become their ids."""
         if not isinstance(text, str):

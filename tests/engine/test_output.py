@@ -153,9 +153,7 @@ def test_equals_the_tokenizers_own_decode(default_tokenizer, token_ids, skip):
 
 
 @pytest.fixture(scope="module")
-def default_tokenizer():
-    from engine.model.store import resolve_model
-
+def default_tokenizer(model_path):
     from engine.model.checkpoint import load_checkpoint
 
-    return load_checkpoint(resolve_model("smollm2-135m")).tokenizer
+    return load_checkpoint(model_path).tokenizer

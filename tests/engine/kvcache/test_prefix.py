@@ -77,7 +77,10 @@ def test_partial_blocks_are_refused():
         PrefixIndex(SIZE).insert(0, 1, 0, (1, 2, 3))
 
 
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=8), st.lists(st.integers(0, 2), min_size=1, max_size=20))
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=8),
+    st.lists(st.integers(0, 2), min_size=1, max_size=20),
+)
 def test_against_brute_force(known, wanted):
     index = PrefixIndex(SIZE)
     block = 0

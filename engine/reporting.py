@@ -1,0 +1,79 @@
+"""What the engine tells about itself: the events that describe a whole step, a request, or everything."""
+
+import time
+from dataclasses import asdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from engine.config import DRAINING_KNOBS, LIVE_KNOBS
+from engine.events.recorder import Recorder
+from engine.events.types import EngineStarted, RequestAdded, RequestState, Run, Snapshot, StepDone
+from engine.hardware.cost import step_cost
+from engine.request import Request
+from engine.scheduler import Schedule
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+
+def started(engine: "Engine") -> EngineStarted:
+    return EngineStarted(
+        step=engine.recorder.step, time_ns=time.monotonic_ns(), config=engine.config.as_dict(), model=engine.parts.model_facts,
+        device=engine.parts.device_facts, versions=engine.parts.versions, kv_bytes_per_block=engine.kv.bytes_per_block,
+        kv_pool_bytes=engine.kv.nbytes,
+    )  # fmt: skip
+
+
+def snapshot(engine: "Engine") -> Snapshot:
+    pool, scheduler = engine.pool, engine.scheduler
+    return Snapshot(
+        step=engine.recorder.step, time_ns=time.monotonic_ns(), num_blocks=pool.num_blocks, block_size=pool.block_size,
+        ref_counts=list(pool.ref_counts), cached=pool.index.hashes(), lru=pool.lru_order(),
+        requests=[_request_state(r) for r in (*scheduler.running, *scheduler.waiting)],
+        knobs={name: getattr(engine.config, name) for name in LIVE_KNOBS + DRAINING_KNOBS},
+    )  # fmt: skip
+
+
+def record_added(recorder: Recorder, request: Request) -> None:
+    if recorder.on:
+        recorder.emit(
+            RequestAdded, request_id=request.request_id, owner=request.owner, prompt_token_ids=request.prompt_token_ids,
+            prompt_text=request.prompt_text, sampling=sampling_facts(request), parent_id=request.parent_id,
+            sample_index=request.sample_index,
+        )  # fmt: skip
+
+
+def record_step(engine: "Engine", schedule: Schedule, times: tuple[float, ...]) -> None:
+    """``times`` (perf_counter, seconds): start, scheduled, forward pass done, sampled, committed."""
+    recorder, pool, scheduler = engine.recorder, engine.pool, engine.scheduler
+    runs = [Run(r.request.request_id, _phase(r), r.start, r.num_tokens, r.sample) for r in schedule.runs]
+    cost = step_cost(engine.parts.cost_facts, runs)
+    ms = [1e3 * (b - a) for a, b in pairwise(times)]
+    record_ns, recorder.record_ns = recorder.record_ns, 0
+    recorder.emit(
+        StepDone, runs=runs, num_waiting=len(scheduler.waiting), num_running=len(scheduler.running),
+        token_budget=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs, used_blocks=pool.num_used,
+        cached_free_blocks=pool.num_cached_free, schedule_ms=ms[0], forward_ms=ms[1], sample_ms=ms[2], commit_ms=ms[3],
+        step_ms=sum(ms), record_ms=record_ns / 1e6, flops=cost.flops, weight_bytes=cost.weight_bytes,
+        kv_read_bytes=cost.kv_read_bytes, kv_write_bytes=cost.kv_write_bytes,
+    )  # fmt: skip
+
+
+def _phase(run: Any) -> str:
+    return "decode" if run.num_tokens == 1 and run.start >= run.request.num_prompt_tokens else "prefill"
+
+
+def sampling_facts(request: Request) -> dict[str, Any]:
+    """The request's sampling parameters in plain values, with the seed it really has."""
+    facts = asdict(request.params)
+    return {**facts, "seed": request.seed, "stop": list(facts["stop"]), "stop_token_ids": list(facts["stop_token_ids"])}
+
+
+def _request_state(request: Request) -> RequestState:
+    return RequestState(
+        request_id=request.request_id, owner=request.owner, status=request.status, prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=request.output_token_ids, prompt_text=request.prompt_text, output_text=request.stream.text,
+        sampling=sampling_facts(request), num_computed_tokens=request.num_computed_tokens, block_ids=list(request.block_ids),
+        num_cached_tokens=request.num_cached_tokens, parent_id=request.parent_id, sample_index=request.sample_index,
+        arrived_ns=request.arrived_ns,
+    )  # fmt: skip
