@@ -9,7 +9,9 @@ Reading trusts nothing: every length is checked against the bytes that are left 
 element takes less than a byte, so memory is bounded by a small multiple of the input.
 """
 
+import inspect
 import json
+import operator
 import types
 import typing
 from collections.abc import Callable
@@ -83,6 +85,10 @@ class Column:
     def read(self, r: Reader, count: int) -> list[Any]:
         raise NotImplementedError
 
+    def check(self, r: Reader, count: int) -> None:
+        """Read past the column, checking all that ``read`` checks, without making the values (where that is quicker)."""
+        self.read(r, count)
+
 
 def _narrow(array: np.ndarray) -> np.ndarray:
     low, high = int(array.min()), int(array.max())
@@ -144,6 +150,9 @@ class IntColumn(Column):
         array = self.array(r, count)
         return array if isinstance(array, list) else array.tolist()
 
+    def check(self, r: Reader, count: int) -> None:
+        self.array(r, count)
+
     def indices(self, r: Reader, count: int, limit: int, what: str) -> np.ndarray:
         """Integers that must lie in [0, limit)."""
         array = np.asarray(self.array(r, count))
@@ -163,6 +172,9 @@ class FloatColumn(Column):
 
     def read(self, r: Reader, count: int) -> list[float]:
         return r.array((b"f8",), count).tolist()
+
+    def check(self, r: Reader, count: int) -> None:
+        r.array((b"f8",), count)
 
 
 class BoolColumn(Column):
@@ -267,8 +279,14 @@ class ListColumn(Column):
         self.inner.write(w, [x for v in values for x in v])
 
     def read(self, r: Reader, count: int) -> list[list[Any]]:
-        lengths = _INT.indices(r, count, len(r.data) - r.pos + 1, "list length").tolist()
+        lengths = self._lengths(r, count)
         return _pieces(self.inner.read(r, sum(lengths)), lengths)
+
+    def check(self, r: Reader, count: int) -> None:
+        self.inner.check(r, sum(self._lengths(r, count)))
+
+    def _lengths(self, r: Reader, count: int) -> list[int]:
+        return _INT.indices(r, count, len(r.data) - r.pos + 1, "list length").tolist()
 
 
 class IntMapColumn(Column):
@@ -333,19 +351,28 @@ def _check_plain(value: Any, depth: int) -> None:
 
 
 class StructColumn(Column):
-    """One column a field. ``fields``: those that the bytes hold; the struct's other fields take their defaults."""
+    """One column a field.
 
-    def __init__(self, struct: type[msgspec.Struct], fields: list[str] | None = None) -> None:
+    ``fields``: those that the bytes hold; the struct's other fields take their defaults. ``keep``: those that reading
+    makes; the others are checked and get an empty value of their type (quicker, for who only wants some).
+    """
+
+    def __init__(self, struct: type[msgspec.Struct], fields: list[str] | None = None, keep: frozenset[str] | None = None) -> None:
         hints = typing.get_type_hints(struct)
+        self.struct = struct
         self.names = list(struct.__struct_fields__) if fields is None else fields
         self.columns = [column_of(hints[name]) for name in self.names]
+        self.keep = frozenset(self.names) if keep is None else keep
         self.signature = "{" + ",".join(f"{n}:{c.signature}" for n, c in zip(self.names, self.columns)) + "}"
-        self.build = _constructor(struct, self.names)
+        self._build = _constructor(struct, self.names, {n: _empty_of(hints[n]) for n in self.names if n not in self.keep})
+        self._values = operator.attrgetter(*self.names)
 
     def write(self, w: Writer, values: list[Any]) -> None:
-        for name, column in zip(self.names, self.columns):
+        rows = map(self._values, values)
+        by_field = list(zip(*rows)) if len(self.names) > 1 else [tuple(rows)]
+        for i, (name, column) in enumerate(zip(self.names, self.columns)):
             try:
-                column.write(w, [getattr(v, name) for v in values])
+                column.write(w, list(by_field[i]) if values else [])
             except CodecError as error:
                 raise CodecError(f"{name}: {error}") from None
 
@@ -353,16 +380,30 @@ class StructColumn(Column):
         columns = []
         for name, column in zip(self.names, self.columns):
             try:
-                columns.append(column.read(r, count))
+                if name in self.keep:
+                    columns.append(column.read(r, count))
+                else:
+                    column.check(r, count)
             except CodecError as error:
                 raise CodecError(f"{name}: {error}") from None
-        return list(map(self.build, *columns))
+        return list(map(self._build, *columns))
+
+    def check(self, r: Reader, count: int) -> None:
+        for column in self.columns:
+            column.check(r, count)
 
 
-def _constructor(struct: type[msgspec.Struct], names: list[str]) -> Callable[..., Any]:
-    """``struct`` from positional values of ``names``; generated, as dataclasses do: a dict a struct takes twice as long."""
+def _constructor(struct: type[msgspec.Struct], names: list[str], empty: dict[str, Any]) -> Callable[..., Any]:
+    """``struct`` from positional values of ``names`` without those of ``empty``, which are given.
+
+    Generated, as dataclasses do: a dict a struct takes twice as long.
+    """
+    if tuple(names) == struct.__struct_fields__ and not empty and "*" not in str(inspect.signature(struct)):
+        return struct
     assert all(n.isidentifier() for n in names)
-    return eval(f"lambda {','.join(names)}: _struct({','.join(f'{n}={n}' for n in names)})", {"_struct": struct})
+    taken = ",".join(n for n in names if n not in empty)
+    passed = ",".join(f"{n}=_empty[{n!r}]" if n in empty else f"{n}={n}" for n in names)
+    return eval(f"lambda {taken}: _struct({passed})", {"_struct": struct, "_empty": empty})
 
 
 _INT = IntColumn()
@@ -374,6 +415,11 @@ _INT_LIST = ListColumn(_INT)
 _SIMPLE: dict[Any, Column] = {
     int: _INT, float: _FLOAT, bool: _BOOL, str: _STR, bytes: BytesColumn(), Any: _PLAIN, dict[int, int]: IntMapColumn(),
 }  # fmt: skip
+_EMPTY: dict[Any, Any] = {int: 0, float: 0.0, bool: False, str: "", bytes: b""}
+
+
+def _empty_of(hint: Any) -> Any:
+    return [] if typing.get_origin(hint) is list else _EMPTY.get(hint)
 
 
 def column_of(hint: Any) -> Column:

@@ -17,7 +17,17 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from engine.events.codec import SCHEMA, Chunk, CodecError, Header, decode_chunk, encode_chunks, read_file, write_file
+from engine.events.codec import (
+    REPLAY_SCHEMA,
+    SCHEMA,
+    Chunk,
+    CodecError,
+    Header,
+    decode_chunk,
+    encode_chunks,
+    read_file,
+    write_file,
+)
 from engine.events.keyframe import Keyframe, weight
 from engine.events.state import State
 from engine.events.types import EngineStarted, Event
@@ -70,7 +80,7 @@ class EventLog:
         self._tail_index = self._next
         self._tail_bytes = 0
         self._tail_keyframe = Keyframe(State())
-        self._decoded: OrderedDict[int, list[Event]] = OrderedDict()
+        self._decoded: OrderedDict[tuple[int, bool], list[Event]] = OrderedDict()  # (first index, for a replay only) -> events
         self._step = 0
         self._started: EngineStarted | None = None
         self._dropped = 0
@@ -109,7 +119,7 @@ class EventLog:
         events, index = self._tail, self._tail_index
         chunks = encode_chunks(events)
         if len(chunks) == 1:
-            self._decoded_put(index, events)
+            self._decoded_put((index, False), events)
         state = self._tail_keyframe.state()
         for chunk in chunks:
             part = events[index - self._tail_index :][: chunk.num_events]
@@ -138,10 +148,11 @@ class EventLog:
             oldest, following = self._sealed[0], self._sealed[1].first_index
             if following not in self._keyframes:
                 state = self._keyframes[oldest.first_index].state()
-                keyframe = Keyframe(state.apply_all(self._events_of(oldest)))
+                keyframe = Keyframe(state.apply_all(self._events_of(oldest, replay=True)))
                 self._keyframes = {following: keyframe, **self._keyframes}
             self._keyframes.pop(oldest.first_index)
-            self._decoded.pop(oldest.first_index, None)
+            self._decoded.pop((oldest.first_index, False), None)
+            self._decoded.pop((oldest.first_index, True), None)
             del self._sealed[0]
             self._chunk_bytes -= len(oldest.chunk.data)
             self._dropped += oldest.chunk.num_events
@@ -237,7 +248,7 @@ class EventLog:
                 state, index = before[0].copy(), before[1]
             else:
                 state = keyframe.state()
-            for events in self._chunks_from(index):
+            for events in self._chunks_from(index, replay=True):
                 if events[-1].step <= step:
                     state.apply_all(events)
                     index += len(events)
@@ -257,10 +268,10 @@ class EventLog:
                     return sealed.first_index, self._keyframes[sealed.first_index]
         return self._tail_index, self._tail_keyframe
 
-    def _chunks_from(self, index: int) -> Iterable[list[Event]]:
+    def _chunks_from(self, index: int, replay: bool = False) -> Iterable[list[Event]]:
         i = bisect_right(self._sealed, index, key=_first_index_of) - 1
         for sealed in self._sealed[max(i, 0) :]:
-            events = self._events_of(sealed)
+            events = self._events_of(sealed, replay)
             skip = max(0, index - sealed.first_index)
             if skip < len(events):
                 yield events[skip:] if skip else events
@@ -276,17 +287,18 @@ class EventLog:
                 break
         return out
 
-    def _events_of(self, sealed: _Sealed) -> list[Event]:
-        events = self._decoded.get(sealed.first_index)
-        if events is None:
-            events = decode_chunk(sealed.chunk)
-            self._decoded_put(sealed.first_index, events)
-        else:
-            self._decoded.move_to_end(sealed.first_index)
+    def _events_of(self, sealed: _Sealed, replay: bool = False) -> list[Event]:
+        """A chunk's events; with ``replay`` perhaps with those fields only that ``State`` wants."""
+        for key in ((sealed.first_index, False), (sealed.first_index, True))[: 1 + replay]:
+            if key in self._decoded:
+                self._decoded.move_to_end(key)
+                return self._decoded[key]
+        events = decode_chunk(sealed.chunk, REPLAY_SCHEMA if replay else SCHEMA)
+        self._decoded_put((sealed.first_index, replay), events)
         return events
 
-    def _decoded_put(self, index: int, events: list[Event]) -> None:
-        self._decoded[index] = events
+    def _decoded_put(self, key: tuple[int, bool], events: list[Event]) -> None:
+        self._decoded[key] = events
         while len(self._decoded) > _DECODED:
             self._decoded.popitem(last=False)
 
@@ -313,10 +325,11 @@ class EventLog:
         """
         log = cls(1 << 26 if capacity is None else capacity, max_bytes=1 << 30 if max_bytes is None else max_bytes)
         state = State()
-        schema = SCHEMA
+        current, schema = True, REPLAY_SCHEMA
         for item in read_file(path):
             if isinstance(item, Header):
-                log.facts, schema = item.facts, item.schema
+                log.facts, current = item.facts, schema_is_current(item.schema)
+                schema = REPLAY_SCHEMA if current else item.schema
                 log._next = log._tail_index = _plain_count(item.facts.get("first_index", 0))
                 log._dropped = _plain_count(item.facts.get("dropped", 0))
                 continue
@@ -327,7 +340,7 @@ class EventLog:
                     state.apply_all(events)
                     log._step, log._started, log._tail_keyframe = state.step, state.engine, Keyframe(state)
                 elif events:
-                    log._load_chunk(chunk if schema_is_current(schema) else None, events, state)
+                    log._load_chunk(chunk if current else None, events, state)
             except ValueError as error:
                 raise CodecError(f"{os.fspath(path)}: {error}") from None
         if capacity is None:
