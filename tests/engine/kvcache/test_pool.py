@@ -122,7 +122,7 @@ class PoolModel(RuleBasedStateMachine):
         elif not offset:
             if not self.pool.num_free:
                 return False
-            before = set(b for _, t in self.sequences.values() for b in t)
+            before = {b for _, t in self.sequences.values() for b in t}
             table += self.pool.allocate(name, index, 1, table[-1] if table else None)
             assert table[-1] not in before, "a held block was handed out"
         holders = sum(table[index] in t for _, t in self.sequences.values())
