@@ -123,7 +123,7 @@ class _Reader:
             raise ValueError(f"{source}: expected a JSON object, got {type(raw).__name__}")
         self.raw, self.source = raw, source
         architecture = raw.get("model_type")
-        if architecture not in ARCHITECTURES:
+        if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
             raise self.error("model_type", architecture, f"one of {ARCHITECTURES}")
         self.architecture: str = architecture
         self.defaults = _DEFAULTS[self.architecture]
@@ -186,7 +186,8 @@ class _Reader:
 
     def number(self, key: str, value: Any, low: float) -> float:
         """``value`` as a finite float above ``low``."""
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or not value > low:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not low < value < 1e300:  # (an int may be too large for a float; nan compares false)
             raise self.error(key, value, f"a finite number above {low:g}")
         return float(value)
 
@@ -211,7 +212,7 @@ class _Reader:
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if kind == "default":
             return theta, None
-        if kind not in _ROPE_KEYS:
+        if not isinstance(kind, str) or kind not in _ROPE_KEYS:
             raise self.error(f"{key}.rope_type", kind, f"one of {('default', *_ROPE_KEYS)}")
         numbers = {name: self.number(f"{key}.{name}", scaling.get(name), low=0.0) for name in _ROPE_KEYS[kind]}
         if kind == "llama3" and numbers["high_freq_factor"] <= numbers["low_freq_factor"]:

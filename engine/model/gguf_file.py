@@ -128,50 +128,67 @@ class GGUFFile:
         info = self.tensors[name]
         dtype = _PLAIN.get(info.type_name)
         if dtype is not None:
-            flat = (
-                torch.frombuffer(self._data, dtype=dtype, count=math.prod(info.shape), offset=info.offset)
-                if info.nbytes
-                else torch.empty(0)
-            )
-            return flat.view(info.shape)
-        raw = torch.frombuffer(self._data, dtype=torch.uint8, count=info.nbytes, offset=info.offset)
-        return dequantize(raw, info.type_name).view(info.shape)
+            count = math.prod(info.shape)
+            return torch.frombuffer(self._data, dtype=dtype, count=count, offset=info.offset).view(info.shape)
+        raw = np.frombuffer(self._data, np.uint8, info.nbytes, info.offset)
+        return torch.from_numpy(dequantize(raw, info.type_name)).view(info.shape)
 
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_CHUNK = 2048  # blocks unpacked at a time, so that what lies between stays in the CPU's cache
 
 
-def dequantize(raw: torch.Tensor, type_name: str) -> torch.Tensor:
-    """uint8 blocks -> float32 values, flat. The 32-element types are unpacked by torch, which is several times
-    faster than the gguf library at the same bits; the K types, of 256 elements, by the library."""
-    if type_name == "Q8_0":  # a block: float16 scale, 32 int8
-        blocks = raw.view(-1, 34)
-        return (blocks[:, 2:].view(torch.int8) * _halves(blocks[:, :2])).flatten()
-    if type_name == "Q4_0":  # a block: float16 scale, 16 bytes of two 4-bit values; value = scale * (q - 8)
-        blocks = raw.view(-1, 18)
-        return _nibbles(blocks[:, 2:]).sub_(8).mul_(_halves(blocks[:, :2])).flatten()
-    if type_name == "Q4_1":  # a block: float16 scale and minimum, 16 bytes of two 4-bit values; value = scale * q + minimum
-        blocks = raw.view(-1, 20)
-        scales = _halves(blocks[:, :4])
-        return _nibbles(blocks[:, 4:]).mul_(scales[:, :1]).add_(scales[:, 1:]).flatten()
-    import gguf  # costs a quarter of a second, which a file without K types does not pay
+def dequantize(raw: np.ndarray, type_name: str) -> np.ndarray:
+    """uint8 blocks, flat -> float32 values, flat.
 
-    kind = gguf.GGMLQuantizationType[type_name]
-    rows = raw.numpy().reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
-    return torch.from_numpy(gguf.quants.dequantize(rows, kind)).flatten()
+    The 32-element types are unpacked here, several times faster than by the gguf library and to the same bits; the K types,
+    of 256 elements, by the library. In numpy, not torch: its threads would only wait for each other on pieces this small.
+    """
+    if type_name not in _UNPACK:
+        import gguf  # costs a quarter of a second, which a file without K types does not pay
 
-
-def _halves(raw: torch.Tensor) -> torch.Tensor:
-    """uint8 [blocks, 2n] -> the n float16 values in each, as float32 [blocks, n]."""
-    return raw.contiguous().view(torch.float16).to(torch.float32)
+        kind = gguf.GGMLQuantizationType[type_name]
+        return gguf.quants.dequantize(raw.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1]), kind).reshape(-1)
+    unpack, block_bytes = _UNPACK[type_name]
+    blocks = raw.reshape(-1, block_bytes)
+    values = np.empty((len(blocks), 32), np.float32)
+    for start in range(0, len(blocks), _CHUNK):
+        unpack(blocks[start : start + _CHUNK], values[start : start + _CHUNK])
+    return values.reshape(-1)
 
 
-def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """uint8 [blocks, 16] -> float32 [blocks, 32]: low halves of all bytes first, then the high halves."""
-    values = torch.empty(packed.shape[0], 32, dtype=torch.float32)
-    values[:, :16] = packed & 15
-    values[:, 16:] = packed >> 4
-    return values
+def _unpack_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    """A block: float16 scale, 32 int8. value = scale * q."""
+    np.multiply(blocks[:, 2:].view(np.int8), _halves(blocks[:, :2]), out=out)
+
+
+def _unpack_q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    """A block: float16 scale, 16 bytes of two 4-bit numbers. value = scale * (q - 8)."""
+    _nibbles(blocks[:, 2:], out)
+    out -= 8
+    out *= _halves(blocks[:, :2])
+
+
+def _unpack_q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
+    """A block: float16 scale and minimum, 16 bytes of two 4-bit numbers. value = scale * q + minimum."""
+    scales = _halves(blocks[:, :4])
+    _nibbles(blocks[:, 4:], out)
+    out *= scales[:, :1]
+    out += scales[:, 1:]
+
+
+_UNPACK = {"Q8_0": (_unpack_q8_0, 34), "Q4_0": (_unpack_q4_0, 18), "Q4_1": (_unpack_q4_1, 20)}
+
+
+def _halves(raw: np.ndarray) -> np.ndarray:
+    """uint8 [blocks, 2n] -> the n float16 numbers of each block, as float32 [blocks, n]."""
+    return raw.copy().view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: np.ndarray, out: np.ndarray) -> None:
+    """uint8 [blocks, 16] -> out, float32 [blocks, 32]: the low halves of all bytes, then the high halves."""
+    out[:, :16] = packed & 15
+    out[:, 16:] = packed >> 4
 
 
 def _type_name(type_id: int) -> str:
@@ -225,8 +242,7 @@ class _Cursor:
     def array(self, key: str) -> Any:
         type_id, count = self.scalar("I"), self.scalar("Q")
         if type_id == _STRING:
-            self.expect(count, 8, f"strings of {key!r}")
-            return [self.string(key) for _ in range(count)]
+            return self.strings(count, key)
         if type_id not in _SCALARS:
             raise ValueError(f"{self.path}: metadata {key!r} is an array of type {type_id}, which is not supported")
         dtype = np.dtype("<" + _SCALARS[type_id])
@@ -234,3 +250,22 @@ class _Cursor:
         values = np.frombuffer(self.data, dtype, count, self.position)
         self.position += count * dtype.itemsize
         return values
+
+    def strings(self, count: int, key: str) -> list[str]:
+        """``count`` strings. A loop of its own: a vocabulary has hundreds of thousands."""
+        self.expect(count, 8, f"strings of {key!r}")
+        data, position, end = self.data, self.position, len(self.data)
+        length_of = struct.Struct("<Q").unpack_from
+        found: list[str] = []
+        try:
+            for _ in range(count):
+                (length,) = length_of(data, position)
+                start = position + 8
+                position = start + length
+                if position > end:
+                    raise ValueError(f"{self.path}: string {len(found)} of {key!r} has {length} bytes: truncated or damaged")
+                found.append(data[start:position].decode())
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ValueError(f"{self.path}: string {len(found)} of {key!r} is damaged: {error}") from error
+        self.position = position
+        return found
