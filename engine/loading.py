@@ -2,6 +2,7 @@
 
 import platform
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from engine.attention.base import create_attention
 from engine.config import EngineConfig
+from engine.hardware.cost import CostFacts
 from engine.hardware.device import DeviceFacts, resolve_device
 from engine.kvcache.layout import KVCache
 from engine.model.checkpoint import load_checkpoint
@@ -37,9 +39,9 @@ class Parts:
     model_facts: dict[str, Any]
     versions: dict[str, str]
 
-    @property
-    def cost_facts(self) -> Any:
-        return self.model_facts
+    @cached_property
+    def cost_facts(self) -> CostFacts:
+        return CostFacts.from_facts(self.model_facts, self.device.dtype)
 
     @property
     def device_facts(self) -> dict[str, Any]:

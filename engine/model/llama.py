@@ -1,0 +1,163 @@
+"""The Llama family (Llama, SmolLM2, Mistral, Qwen2, Qwen3) on one packed batch of tokens.
+
+Shapes: T tokens in the batch, H query heads, K KV heads, D head_dim, S sampled rows.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine.attention.base import Attention
+from engine.kvcache.layout import KVCache
+from engine.model.config import ModelConfig, rope_frequencies
+from engine.model.linear import Linear, LinearBackend, create_linear_backend
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's tokens, of any mix of requests, one after another. All index tensors are int64 on the model's device."""
+
+    token_ids: torch.Tensor  # [T]
+    positions: torch.Tensor  # [T]
+    slots: torch.Tensor  # [T], where each token's K and V go
+    sample_rows: torch.Tensor | None  # [S], rows whose logits are wanted; None: all
+    end: int  # one more than the largest position
+    attention: Attention
+    plan: Any  # attention.plan of this step
+
+
+class Norm:
+    """RMSNorm over the last dimension, computed in float32: x / sqrt(mean(x^2) + eps) * weight."""
+
+    __slots__ = ("eps", "eps_sum", "fused", "scaled", "weight")
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        """``weight`` [..., size]: a row for each head where heads differ."""
+        size = weight.shape[-1]
+        self.weight = weight
+        self.eps = eps
+        self.fused = weight.device.type != "cpu" and weight.dim() == 1
+        # The same in fewer and cheaper operations: x / sqrt(sum(x^2) + size eps) * (weight sqrt(size)).
+        self.scaled = weight.float() * math.sqrt(size)
+        self.eps_sum = torch.tensor(eps * size, dtype=torch.float32, device=weight.device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fused:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = torch.addcmul(self.eps_sum, norm, norm).rsqrt_()
+        return (x * scale).mul_(self.scaled).to(x.dtype)
+
+
+class Rope:
+    """Rotary position embedding, halves paired as in Hugging Face checkpoints: (i, i + D / 2)."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self.frequencies = rope_frequencies(config).to(device)
+        self.dtype = dtype
+        self.half = config.head_dim // 2
+        self.cos = self.sin = torch.empty(0, device=device)
+
+    def at(self, positions: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and signed sin of each row, [T, 1, D]; the tables grow to ``end`` positions when they have to."""
+        if end > self.cos.shape[0]:
+            self._grow(max(256, 1 << (end - 1).bit_length()))
+        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+
+    def _grow(self, size: int) -> None:
+        angles = torch.outer(torch.arange(size, device=self.frequencies.device).float(), self.frequencies)
+        cos, sin = angles.cos(), angles.sin()
+        self.cos = torch.cat((cos, cos), -1).to(self.dtype)[:, None, :]
+        self.sin = torch.cat((-sin, sin), -1).to(self.dtype)[:, None, :]
+
+    def apply_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Rotate ``x`` [T, heads, D] in place."""
+        swapped = x.roll(self.half, -1)
+        x.mul_(cos).addcmul_(swapped, sin)
+
+
+class Layer:
+    """One decoder layer."""
+
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], index: int, backend: LinearBackend) -> None:
+        self.index = index
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        prefix = f"model.layers.{index}."
+
+        def packed(*names: str) -> Linear:
+            weights = [tensors[f"{prefix}{name}.weight"] for name in names]
+            biases = [tensors[f"{prefix}{name}.bias"] for name in names if f"{prefix}{name}.bias" in tensors]
+            return backend.pack(_stacked(weights), _stacked(biases) if biases else None)
+
+        def norm(weight: torch.Tensor) -> Norm:
+            return Norm(weight.to(backend.dtype).to(backend.device, backend.compute_dtype), config.rms_norm_eps)
+
+        self.qkv = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.o = packed("self_attn.o_proj")
+        self.gate_up = packed("mlp.gate_proj", "mlp.up_proj")
+        self.down = packed("mlp.down_proj")
+        self.attention_norm = norm(tensors[f"{prefix}input_layernorm.weight"])
+        self.mlp_norm = norm(tensors[f"{prefix}post_attention_layernorm.weight"])
+        self.qk_norm = None
+        if config.qk_norm:
+            q_norm, k_norm = (tensors[f"{prefix}self_attn.{which}_norm.weight"] for which in "qk")
+            self.qk_norm = norm(torch.cat((q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1))))
+
+    def forward(
+        self, x: torch.Tensor, batch: Batch, rope: Rope, cos: torch.Tensor, sin: torch.Tensor, pool: torch.Tensor
+    ) -> torch.Tensor:
+        """``x`` [T, hidden_size] -> the same, the layer's contribution added; K and V of the tokens go into ``pool``."""
+        tokens, rotated = x.shape[0], self.heads + self.kv_heads
+        qkv = self.qkv(self.attention_norm(x)).view(tokens, -1, self.head_dim)  # [T, H + 2 K, D]: q, k, v
+        qk = qkv[:, :rotated]
+        if self.qk_norm is not None:
+            qk.copy_(self.qk_norm(qk))
+        rope.apply_(qk, cos, sin)
+        kv = qkv[:, self.heads :].view(tokens, 2, self.kv_heads, self.head_dim)
+        pool.index_copy_(0, batch.slots, kv.to(pool.dtype))
+        attended = batch.attention.run(batch.plan, self.index, qkv[:, : self.heads], kv, pool)
+        x = self.o.added_to(x, attended)
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
+        return self.down.added_to(x, F.silu(gate).mul_(up))
+
+
+class Model:
+    """A checkpoint's weights on a device. ``forward`` is the only thing it does."""
+
+    def __init__(
+        self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], device: torch.device | str, dtype: torch.dtype
+    ) -> None:
+        """``tensors``: by Hugging Face name; each is read once. ``dtype``: of the weights and the KV cache."""
+        self.config = config
+        self.device = torch.device(device)
+        self.dtype = dtype
+        backend = create_linear_backend(self.device, dtype)
+        self.linear_backend = backend.name
+        self.compute_dtype = backend.compute_dtype  # of activations; wider than ``dtype`` where the device has no such arithmetic
+        embedding = tensors["model.embed_tokens.weight"]
+        self.embedding = embedding.to(self.device, dtype)  # [vocab_size, hidden_size]
+        self.layers = [Layer(config, tensors, i, backend) for i in range(config.num_layers)]
+        norm = tensors["model.norm.weight"].to(dtype).to(self.device, self.compute_dtype)
+        self.norm = Norm(norm, config.rms_norm_eps)
+        self.head = backend.pack(embedding if config.tie_word_embeddings else tensors["lm_head.weight"], None)
+        self.rope = Rope(config, self.device, self.compute_dtype)
+
+    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+        """Logits [S, vocab_size] in ``compute_dtype``. The tokens' K and V are written into ``kv`` at ``batch.slots``."""
+        x = self.embedding.index_select(0, batch.token_ids).to(self.compute_dtype)
+        cos, sin = self.rope.at(batch.positions, batch.end)
+        for layer, pool in zip(self.layers, kv.layers):
+            x = layer.forward(x, batch, self.rope, cos, sin, pool)
+        if batch.sample_rows is not None:
+            x = x.index_select(0, batch.sample_rows)
+        return self.head(self.norm(x))
+
+
+def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
