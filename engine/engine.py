@@ -165,6 +165,11 @@ class Engine:
             self.committer.finish(run.request, "error", f"the forward pass failed: {type(error).__name__}: {error}")
         self._undelivered += self.committer.take_outputs()
 
+    def take_outputs(self) -> list[StepOutput]:
+        """What came about outside a step and was not delivered yet: the last outputs of aborted requests."""
+        outputs, self._undelivered = self._undelivered + self.committer.take_outputs(), []
+        return outputs
+
     def has_unfinished(self) -> bool:
         return bool(self._requests or self._undelivered)
 
