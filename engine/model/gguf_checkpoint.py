@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -93,14 +93,14 @@ def _rope_scaling(get: Callable[..., Any]) -> dict[str, Any] | None:
 
 
 def _with_rope_factors(file: GGUFFile, config: ModelConfig) -> ModelConfig:
-    from dataclasses import replace
-
     info = file.tensors.get(ROPE_FACTORS)
     if info is None:
         return config
     if info.shape != (config.head_dim // 2,):
         raise ValueError(f"{file.path}: tensor {ROPE_FACTORS!r} has shape {list(info.shape)}, expected [{config.head_dim // 2}]")
     factors = tuple(file.tensor(ROPE_FACTORS).float().tolist())
+    if not all(0 < factor < float("inf") for factor in factors):
+        raise ValueError(f"{file.path}: tensor {ROPE_FACTORS!r} must hold finite numbers above 0, got {factors}")
     return replace(config, rope_scaling={"rope_type": "factors", "factors": factors})
 
 

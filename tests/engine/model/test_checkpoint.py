@@ -212,7 +212,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file or directory"):
         load_checkpoint(tmp_path / "absent")
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(ValueError, match="expected a .gguf file or a directory"):
+    with pytest.raises(ValueError, match=r"expected a \.gguf file or a directory"):
         load_checkpoint(tmp_path / "notes.txt")
 
 
