@@ -3,6 +3,7 @@
 import platform
 from dataclasses import dataclass
 from functools import cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from engine.attention.base import create_attention
 from engine.config import EngineConfig
+from engine.hardware.cost import CostFacts
 from engine.hardware.cost import CostFacts
 from engine.hardware.device import DeviceFacts, resolve_device
 from engine.kvcache.layout import KVCache

@@ -1,0 +1,53 @@
+"""The default model in float32 against what transformers gave for it (tests/data/greedy_float32.json)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine import Engine, EngineConfig, SamplingParams
+from engine.loading import Parts, load_parts
+from tests.engine.equal_tokens import assert_equal_tokens
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+CASES = json.loads((Path(__file__).parents[1] / "data" / "greedy_float32.json").read_text())["cases"]
+
+
+@pytest.fixture(scope="module")
+def parts(model_path: Path) -> Parts:
+    return load_parts(EngineConfig(model=str(model_path), dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_num_seqs": 1, "enable_prefix_caching": False},
+        {"max_num_seqs": 8, "max_num_batched_tokens": 512},
+        {"max_num_seqs": 4, "max_num_batched_tokens": 17, "block_size": 16},
+        {"max_num_seqs": 6, "max_num_batched_tokens": 64, "block_size": 8, "num_kv_blocks": 50},  # preempts
+    ],
+    ids=["alone", "batch", "small chunks", "small pool"],
+)
+def test_greedy_tokens(parts, model_path, config):
+    engine = Engine(EngineConfig(model=str(model_path), dtype="float32", **config), parts=parts)
+    count = len(CASES[0]["output_ids"])
+    outputs = engine.generate(
+        [case["prompt"] for case in CASES], SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    )
+    for output, case in zip(outputs, CASES, strict=True):
+        assert output.prompt_token_ids == case["prompt_ids"]
+        assert_equal_tokens(output.token_ids, case["output_ids"], case["margins"], case["prompt"][:40])
+        assert output.text == engine.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+    engine.check_integrity()
+
+
+def test_chat_ends_with_eos_and_a_shared_system_prompt_is_found(parts, model_path):
+    engine = Engine(EngineConfig(model=str(model_path), dtype="float32"), parts=parts)
+    system = {"role": "system", "content": "You are a patient teacher who answers in one short sentence. " * 4}
+    params = SamplingParams(temperature=0, max_tokens=48)
+    first = engine.chat([system, {"role": "user", "content": "What is the capital of France?"}], params)
+    second = engine.chat([system, {"role": "user", "content": "How many legs has a spider?"}], params)
+    assert "Paris" in first.text
+    assert first.finish_reason == "stop" and first.token_ids[-1] in engine.model_config.eos_token_ids
+    assert "<|im_end|>" not in first.text
+    assert first.num_cached_tokens == 0 and second.num_cached_tokens >= 48
