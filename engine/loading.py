@@ -3,7 +3,6 @@
 import platform
 from dataclasses import dataclass
 from functools import cached_property
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 from engine.attention.base import create_attention
 from engine.config import EngineConfig
-from engine.hardware.cost import CostFacts
 from engine.hardware.cost import CostFacts
 from engine.hardware.device import DeviceFacts, resolve_device
 from engine.kvcache.layout import KVCache
