@@ -1,0 +1,295 @@
+"""The engine in its own process: what is sent arrives, what is refused is said, and a death is a message."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine import messages as m
+from engine.config import EngineConfig
+from engine.events.state import State
+from engine.events.types import EngineStarted, Snapshot, StepDone
+from engine.process import EngineProcess
+from engine.request import SamplingParams
+from engine.worker import Outbox
+from tests.engine.fake_engine import FakeEngine
+
+FAKE = "tests.engine.fake_engine:FakeEngine"
+
+
+class Client:
+    """Polls an EngineProcess as the explorer's session does, and keeps what came."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self.process = process
+        self.got: list[Any] = []
+
+    def until(self, wanted: Callable[[Any], bool], timeout: float = 20.0) -> Any:
+        """The first message that came from now on (or waits already) for which ``wanted`` holds."""
+        end = time.monotonic() + timeout
+        seen = 0
+        while time.monotonic() < end:
+            for message in self.got[seen:]:
+                if wanted(message):
+                    return message
+            seen = len(self.got)
+            self.got += self.process.poll(0.05)
+        raise AssertionError(f"nothing came; got {self.got[-5:]}")
+
+    def kind(self, kind: type, **fields: Any) -> Any:
+        return self.until(lambda x: isinstance(x, kind) and all(getattr(x, k) == v for k, v in fields.items()))
+
+    def events(self) -> list[Any]:
+        return [e for x in self.got if isinstance(x, m.Events) for e in x.events]
+
+    def text(self, request_id: str) -> str:
+        return "".join(x.text for x in self.got if isinstance(x, m.TextPiece) and x.request_id == request_id)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with EngineProcess(EngineConfig(model="fake", num_kv_blocks=4), factory=FAKE) as process:
+        client = Client(process)
+        client.kind(m.Ready)
+        yield client
+    assert not process.alive
+
+
+def test_a_request_runs_and_its_events_rebuild_the_state(client: Client) -> None:
+    request_id = client.process.add_request("count", SamplingParams(max_tokens=5), owner="ada")
+    done = client.kind(m.Finished, request_id=request_id)
+    assert (done.reason, done.text, done.last) == ("length", "0 1 2 3 4 ", True)
+    assert client.text(request_id) == done.text
+    client.until(lambda x: isinstance(x, m.Events) and any(isinstance(e, StepDone) and e.step == 5 for e in x.events))
+    events = client.events()
+    assert isinstance(events[0], EngineStarted) and isinstance(events[1], Snapshot)
+    view = State().apply_all(events).requests[request_id]
+    assert (view.owner, view.status, view.num_output_tokens) == ("ada", "finished", 5)
+    assert client.process.unfinished == []
+
+
+def test_loading_is_told_before_ready() -> None:
+    with EngineProcess(EngineConfig(model="slow"), factory=FAKE) as process:
+        client = Client(process)
+        request_id = process.add_request("early", SamplingParams(max_tokens=2))  # it waits for the engine
+        client.kind(m.Finished, request_id=request_id)
+        kinds = [type(x) for x in client.got]
+        assert kinds.index(m.Loading) < kinds.index(m.Ready)
+        assert process.started is not None and process.started.device == {"name": "fake"}
+
+
+def test_events_come_in_batches(client: Client) -> None:
+    client.process.add_request("count", SamplingParams(max_tokens=400))
+    client.kind(m.Finished)
+    batches = [x for x in client.got if isinstance(x, m.Events)]
+    assert sum(isinstance(e, StepDone) for e in client.events()) > 300
+    assert len(batches) < 100  # 400 steps of half a millisecond, at 40 batches a second
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "error"),
+    [
+        (lambda p: p.add_request("", request_id="bad"), "AddRequest", "empty"),
+        (lambda p: p.reconfigure(max_num_seqs=0), "Reconfigure", "max_num_seqs"),
+        (lambda p: p.reconfigure(colour="red"), "Reconfigure", "colour"),
+        (lambda p: p.watch("dreams"), "Watch", "dreams"),
+        (lambda p: p.watch("tokens", bottom=3), "Watch", "bottom"),
+        (lambda p: p.step(0), "Step", "at least 1"),
+    ],
+)
+def test_a_bad_command_is_rejected_and_the_engine_goes_on(client: Client, command: Any, name: str, error: str) -> None:
+    command(client.process)
+    rejected = client.kind(m.Rejected)
+    assert rejected.command == name and error in rejected.error
+    assert client.process.unfinished == []
+    client.kind(m.Finished, request_id=client.process.add_request("still there", SamplingParams(max_tokens=1)))
+
+
+def test_what_cannot_be_sent_is_refused_at_once(client: Client) -> None:
+    with pytest.raises(ValueError, match="cannot be sent"):
+        client.process.add_request("lone \ud800 surrogate")
+    with pytest.raises(ValueError, match="cannot be sent"):
+        client.process.add_request([2**70])
+    client.process.add_request("sleepless", SamplingParams(max_tokens=10**6), request_id="x")
+    with pytest.raises(ValueError, match="unused"):
+        client.process.add_request("again", request_id="x")
+
+
+def test_abort_and_abort_owner(client: Client) -> None:
+    endless = SamplingParams(max_tokens=10**6)
+    first = client.process.add_request("a", endless, owner="ada")
+    second = client.process.add_request("b", endless, owner="bob")
+    client.kind(m.TextPiece, request_id=second)
+    client.process.abort(first)
+    assert client.kind(m.Finished, request_id=first).reason == "abort"
+    client.process.abort_owner("bob")
+    assert client.kind(m.Finished, request_id=second).reason == "abort"
+
+
+def test_pause_step_resume(client: Client) -> None:
+    request_id = client.process.add_request("count", SamplingParams(max_tokens=10**6))
+    client.kind(m.TextPiece)
+    client.process.pause()
+    at = client.kind(m.LoopState, paused=True).step
+    assert client.process.paused
+    client.got.clear()
+    client.process.step(3)
+    assert client.kind(m.LoopState, paused=True).step == at + 3
+    assert [x.paused for x in client.got if isinstance(x, m.LoopState)] == [False, True]
+    client.process.abort(request_id)  # its end is told although no step runs
+    client.kind(m.Finished, request_id=request_id)
+    client.got.clear()
+    client.process.step()  # nothing to run
+    assert client.kind(m.LoopState, paused=True).step == at + 3
+    client.process.resume()
+    client.kind(m.LoopState, paused=False)
+    client.kind(m.Finished, request_id=client.process.add_request("on", SamplingParams(max_tokens=1)))
+
+
+def test_observing_can_be_switched(client: Client) -> None:
+    client.process.observe(False)
+    client.kind(m.Finished, request_id=client.process.add_request("unseen", SamplingParams(max_tokens=3)))
+    client.got.clear()
+    client.process.add_request("unseen too", SamplingParams(max_tokens=3))
+    client.kind(m.Finished)
+    assert client.events() == []
+    client.process.observe(True)
+    client.kind(m.Events)
+    assert isinstance(client.events()[0], EngineStarted) and isinstance(client.events()[1], Snapshot)
+
+
+def test_a_step_that_fails_ends_its_requests_only(client: Client) -> None:
+    bad = client.process.add_request("fail")
+    assert client.kind(m.Finished, request_id=bad).reason == "error"
+    assert "no memory for the logits" in client.kind(m.Rejected, command="Step").error
+    client.kind(m.Finished, request_id=client.process.add_request("fine", SamplingParams(max_tokens=1)))
+
+
+def test_killed_mid_run_then_restarted(client: Client) -> None:
+    client.process.watch("tokens", top=3)
+    lost = client.process.add_request("count", SamplingParams(max_tokens=10**6))
+    client.kind(m.TextPiece)
+    assert client.process.pid is not None
+    os.kill(client.process.pid, signal.SIGKILL)
+    died = client.kind(m.Died)
+    assert died.returncode == -signal.SIGKILL and "signal 9" in died.error
+    assert died.request_ids == [lost] and "fake engine up" in died.stderr
+    assert not client.process.alive and client.process.poll() == []
+    with pytest.raises(RuntimeError, match="restart"):
+        client.process.add_request("too late")
+    client.got.clear()
+    client.process.restart()
+    client.kind(m.Ready)
+    client.kind(m.Finished, request_id=client.process.add_request("again", SamplingParams(max_tokens=2)))
+    client.until(lambda x: isinstance(x, m.Events) and any(getattr(e, "name", "") == "watch" and e.new == 3 for e in x.events))
+
+
+@pytest.mark.parametrize(("prompt", "code", "words"), [("crash", 1, "block 3 is in two places"), ("exit", 7, "last words")])
+def test_a_crash_comes_with_its_last_lines(client: Client, prompt: str, code: int, words: str) -> None:
+    client.process.add_request(prompt)
+    died = client.kind(m.Died)
+    assert died.returncode == code and words in died.stderr
+
+
+def test_a_start_that_fails_says_why() -> None:
+    with EngineProcess(EngineConfig(model="missing"), factory=FAKE) as process:
+        client = Client(process)
+        assert "no model called 'missing'" in client.kind(m.Died).error
+        process.restart(EngineConfig(model="fake"))
+        client.kind(m.Ready)
+
+
+def test_stop_ends_even_a_step_that_hangs(client: Client) -> None:
+    client.process.add_request("sleep")
+    time.sleep(0.2)
+    start = time.monotonic()
+    client.process.stop(patience=0.5)
+    assert time.monotonic() - start < 3 and not client.process.alive
+    client.process.stop()  # nothing to do
+    assert client.process.poll() == []
+
+
+def test_the_child_ends_when_its_parent_is_killed() -> None:
+    script = (
+        "import time; from engine.config import EngineConfig; from engine.process import EngineProcess\n"
+        f"p = EngineProcess(EngineConfig(model='fake'), factory={FAKE!r}); p.start()\n"
+        "while p.started is None: p.poll(0.1)\n"
+        "p.add_request('sleep'); print(p.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    end = time.monotonic() + 10
+    while time.monotonic() < end and _runs(child):
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().split(")")[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class StuckConnection:
+    """A reader that takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.frames: list[bytes] = []
+
+    def send_bytes(self, frame: bytes) -> None:
+        self.free.wait(10)
+        self.frames.append(frame)
+
+
+def test_a_slow_reader_loses_events_but_never_text_and_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.worker.MAX_PENDING_BYTES", 20_000)
+    engine = FakeEngine(EngineConfig(model="fake", num_kv_blocks=4))
+    connection = StuckConnection()
+    outbox = Outbox(connection)  # type: ignore[arg-type]
+    engine.recorder.attach(outbox.event)
+    outbox.event(engine.started_event())
+    outbox.event(engine.snapshot())
+    engine.add_request("count", SamplingParams(max_tokens=10**6), owner="ada", request_id="r")
+    total = 3
+    for _ in range(300):
+        for output in engine.step():
+            outbox.text(output.request_id, output.index, output.new_text, 1)
+        total += 1
+        if outbox.overflowed:
+            outbox.resume(engine.snapshot())
+            total += 1
+    connection.free.set()
+    outbox.close()
+    got = [x for frame in connection.frames for x in m.decode_batch(frame).messages]
+    batches = [x for x in got if isinstance(x, m.Events)]
+    dropped = sum(x.dropped for x in batches)
+    assert dropped > 0 and dropped + sum(len(x.events) for x in batches) == total
+    assert all(isinstance(x.events[0], Snapshot) for x in batches if x.dropped)
+    assert max(sum(300 for _ in x.events) for x in batches) <= 20_000
+    state = State().apply_all(e for x in batches for e in x.events)
+    assert state.snapshot().requests[0].num_computed_tokens == engine.snapshot().requests[0].num_computed_tokens
+    assert "".join(x.text for x in got if isinstance(x, m.TextPiece)) == "".join(f"{i} " for i in range(300))
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\x81\xa7message\xa5Batch", msgspec.msgpack.encode({"message": "Rm"})]
+)
+def test_frames_that_are_no_messages_are_value_errors(frame: bytes) -> None:
+    with pytest.raises(ValueError, match="no message"):
+        m.decode_batch(frame)
+    with pytest.raises(ValueError, match="no message"):
+        m.decode_command(frame)
