@@ -24,7 +24,7 @@ const STYLE = `
  border-radius:6px;min-width:30px;height:28px;cursor:pointer;padding:0 8px}
 .ctw-zoom button:hover{background:color-mix(in srgb,currentColor 10%,transparent)}
 .ctw-zoom button:focus-visible{outline:2px solid currentColor;outline-offset:1px}
-.ctw-tip{position:absolute;pointer-events:none;z-index:5;max-width:min(320px,90%);padding:8px 10px;border-radius:8px;font-size:12px;
+.ctw-tip{position:fixed;pointer-events:none;z-index:5;max-width:min(320px,90%);padding:8px 10px;border-radius:8px;font-size:12px;
  line-height:1.45;box-shadow:0 4px 18px rgba(0,0,0,.28);overflow-wrap:anywhere;white-space:pre-wrap}
 .ctw-tip[hidden]{display:none}
 .ctw-tip b{display:block}
@@ -175,6 +175,7 @@ class BlockMap {
     while (cell > 1 && Math.ceil(n / Math.floor(room / cell)) * cell > limit) cell--;
     let cols = Math.max(1, Math.min(n, Math.floor(room / cell)));
     if (cell >= 10 && cols > 16 && n > cols) cols -= cols % 8;  // round numbers at the rows' heads
+    if (cols < n) while (cell < 1.4 * MAX_CELL && (cell + 1) * cols <= room && Math.ceil(n / cols) * (cell + 1) <= limit) cell++;
     this.cols = cols; this.rows = Math.ceil(n / cols); this.fit = cell;
     this.cssHeight = Math.max(cell, Math.min(limit, this.rows * cell));
     const dpr = this.dpr = window.devicePixelRatio || 1;
@@ -375,9 +376,12 @@ class BlockMap {
     make("b", "", this.tip, `block ${block}`);
     this.tip.appendChild(document.createTextNode(lines.join("\n")));
     this.tip.hidden = false;
-    const [x, y, c] = this.place(block), left = x + c + 8, w = this.tip.offsetWidth, top = this.canvas.offsetTop + y + c + 6;
-    this.tip.style.left = `${Math.max(0, left + w > this.cssWidth ? Math.min(x - w - 8, this.cssWidth - w) : left)}px`;
-    this.tip.style.top = `${top}px`;
+    // Fixed to the window, since the card around the map clips what hangs over.
+    const [x, y, c] = this.place(block), box = this.canvas.getBoundingClientRect(), w = this.tip.offsetWidth, h = this.tip.offsetHeight;
+    const right = box.left + x + c + 8, below = box.top + y + c + 6;
+    const left = right + w <= innerWidth - 8 ? right : box.left + x - w - 8;
+    this.tip.style.left = `${Math.max(8, Math.min(left, innerWidth - w - 8))}px`;
+    this.tip.style.top = `${below + h <= innerHeight - 8 ? below : Math.max(8, box.top + y - h - 6)}px`;
     if (this.byKey && detail.block_id === block) this.live.textContent = `block ${block}: ${lines.join("; ")}`;
   }
 

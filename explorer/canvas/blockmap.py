@@ -13,15 +13,14 @@ _HERE = Path(__file__).parent
 ESM = (_HERE / "blockmap_paint.js").read_text(encoding="utf-8") + (_HERE / "blockmap.js").read_text(encoding="utf-8")
 
 
-def pack_codes(kind: np.ndarray, colour: np.ndarray, ref_counts: np.ndarray, fill: np.ndarray) -> np.ndarray:
-    """One uint32 a block, [num_blocks]: kind | colour << 8 | references << 16 | fill << 24.
+def pack_codes(kind: np.ndarray, colour: np.ndarray, ref_counts: np.ndarray, level: np.ndarray) -> np.ndarray:
+    """One uint32 a block, [num_blocks]: kind | colour << 8 | references << 16 | level << 24.
 
-    ``kind`` FREE.., ``colour`` index into the palette (0..255), ``ref_counts`` any size (shown up to 255), ``fill`` the
-    share of the block's slots that hold a token, 0..1; a block that is not quite full never packs as full.
+    ``kind`` FREE.., ``colour`` index into the palette, ``level`` 255 x the share of its slots that hold a token, all uint8;
+    ``ref_counts`` of any size (shown up to 255).
     """
-    level = np.where(fill >= 1, 255, np.minimum(254, np.asarray(fill, float) * 255)).astype(np.uint32)
-    refs = np.minimum(ref_counts, 255).astype(np.uint32)
-    return np.asarray(kind).astype(np.uint32) | np.asarray(colour).astype(np.uint32) << 8 | refs << 16 | level << 24
+    parts = np.stack([kind, colour, np.minimum(ref_counts, 255), level], axis=-1, dtype=np.uint8, casting="unsafe")
+    return np.ascontiguousarray(parts).view("<u4").reshape(-1)
 
 
 class BlockMap(AnyWidgetComponent):

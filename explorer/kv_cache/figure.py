@@ -1,12 +1,14 @@
 """The Bokeh figures of the KV cache page: arrays to sources and roots, pure."""
 
+import html
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from bokeh.layouts import column
 from bokeh.models import ColumnDataSource, HoverTool, NumeralTickFormatter, Range1d
-from bokeh.models.annotations import Legend, LegendItem, Span
+from bokeh.models.annotations import Span
 
 from explorer.i18n import _
 from explorer.kv_cache.arithmetic import CacheCurves
@@ -16,6 +18,35 @@ from explorer.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, figure
 KEPT = 5000  # steps the browser keeps
 WINDOW = 400  # steps on the screen
 _LOG = ("tokens", "stored", "slots", "reserved")  # drawn on a logarithmic axis, where nothing is no zero but a gap
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line or a row of markers: its column, its name in the legend, how it is drawn."""
+
+    name: str
+    label: str
+    colour: str
+    dash: str = "solid"
+    width: float = 2.5
+    marker: str = ""
+
+
+USAGE_LINES = (
+    Line("reserved", _("contiguous: max_model_len for each"), VERMILLION, "dotted"),
+    Line("pool", _("the pool"), GREY, "dashed", 1.5),
+    Line("slots", _("paged: blocks held × block size"), BLUE),
+    Line("stored", _("tokens stored"), GREEN, "dashdot"),
+    Line("tokens", _("tokens the requests see (shared ones for each)"), ORANGE, "dashed", 2),
+)
+SHARE_LINES = (Line("paged_use", _("paged"), BLUE), Line("contiguous_use", _("contiguous"), VERMILLION, "dotted"))
+TIMING_LINES = (
+    Line("without_ms", _("without, measured"), VERMILLION, marker="square"),
+    Line("with_ms", _("with the cache, measured"), BLUE, marker="circle"),
+    Line("without_ms", _("without, modelled: t d² + t² d"), VERMILLION, "dashed"),
+    Line("attention", _("its t² d alone, modelled"), PURPLE, "dotted"),
+    Line("with_ms", _("with, modelled: d² + t d"), BLUE, "dashed"),
+)
 
 
 @dataclass
@@ -62,22 +93,15 @@ def usage_figure(height: int = 210) -> UsageFigure:
         (_("in use, paged"), "@paged_use{0.00} %"), (_("in use, contiguous"), "@contiguous_use{0.00} %"),
     ]  # fmt: skip
     held = figure(height, x_range=x_range, y_axis_type="log", y_axis_label=_("slots (log)"))
-    lines = (
-        ("reserved", _("contiguous: max_model_len each"), VERMILLION, "dotted", 2.5),
-        ("pool", _("pool"), GREY, "dashed", 1.5),
-        ("slots", _("blocks held × block size"), BLUE, "solid", 2.5),
-        ("stored", _("tokens stored"), GREEN, "dashdot", 2.5),
-        ("tokens", _("tokens the requests see"), ORANGE, "dashed", 2),
-    )
-    _lines(held, source, lines, tooltips)
+    _lines(held, source, USAGE_LINES, tooltips)
     use = figure(
-        height - 40, x_range=x_range, y_range=Range1d(start=0, end=105), y_axis_label=_("in use, %"), x_axis_label=_("engine step")
+        height - 40,
+        x_range=x_range,
+        y_range=Range1d(start=0, end=105),
+        y_axis_label=_("in use, %"),
+        x_axis_label=_("engine step"),
     )
-    share = (
-        ("paged_use", _("paged"), BLUE, "solid", 2.5),
-        ("contiguous_use", _("contiguous"), VERMILLION, "dotted", 2.5),
-    )
-    _lines(use, source, share, tooltips)
+    _lines(use, source, SHARE_LINES, tooltips)
     held.yaxis.formatter = NumeralTickFormatter(format="0,0")
     here = []
     for plot in (held, use):
@@ -88,25 +112,30 @@ def usage_figure(height: int = 210) -> UsageFigure:
     return UsageFigure(source, column(held, use, sizing_mode="stretch_width", spacing=4), x_range, here)
 
 
-def _lines(plot: Any, source: ColumnDataSource, lines: Any, tooltips: Any) -> None:
-    """Step lines that differ in colour and dash, a legend above, and one hover that tells everything of a step."""
-    items = []
-    for name, label, colour, dash, width in lines:
-        line = plot.step("step", name, source=source, mode="center", line_color=colour, line_dash=dash, line_width=width)
-        items.append(LegendItem(label=label, renderers=[line]))
-    _legend(plot, items)
-    dots = plot.scatter("step", lines[0][0] if lines[0][0] != "reserved" else "slots", source=source, size=5, alpha=0)
+def _lines(plot: Any, source: ColumnDataSource, lines: Sequence[Line], tooltips: Any) -> None:
+    """Step lines that differ in colour and dash, and one hover that tells everything of a step."""
+    for line in lines:
+        plot.step(
+            "step", line.name, source=source, mode="center", line_color=line.colour, line_dash=line.dash, line_width=line.width
+        )
+    dots = plot.scatter("step", "slots" if len(lines) > 2 else "paged_use", source=source, size=5, alpha=0)
     plot.add_tools(HoverTool(tooltips=tooltips, mode="vline", renderers=[dots], attachment="horizontal"))
 
 
-def _legend(plot: Any, items: list[LegendItem]) -> None:
-    plot.add_layout(
-        Legend(
-            items=items, orientation="horizontal", ncols=3, label_text_font_size="11px", glyph_width=26, spacing=10, padding=2, margin=0,
-            border_line_color=None, background_fill_alpha=0, click_policy="mute",
-        ),
-        "above",
-    )  # fmt: skip
+def legend_html(lines: Sequence[Line]) -> str:
+    """The legend as text that wraps on a phone: each line's sample, dash or marker included, and its name."""
+    return (
+        '<div class="kv-legend">' + "".join(f"<span>{_sample(line)}{html.escape(line.label)}</span>" for line in lines) + "</div>"
+    )
+
+
+def _sample(line: Line) -> str:
+    dash = {"solid": "", "dashed": "6 4", "dotted": "2 3", "dashdot": "7 3 2 3"}[line.dash]
+    drawn = f'<path d="M1 6H27" stroke="{line.colour}" stroke-width="2.5" stroke-dasharray="{dash}"/>'
+    if line.marker:
+        shape = '<circle cx="14" cy="6" r="4.5"' if line.marker == "circle" else '<rect x="10" y="2" width="8" height="8"'
+        drawn = f'{shape} fill="{line.colour}"/>'
+    return f'<svg width="28" height="12" aria-hidden="true">{drawn}</svg>'
 
 
 @dataclass
@@ -135,25 +164,16 @@ def timing_figure(height: int = 280) -> TimingFigure:
     plot = figure(height, x_axis_label=_("tokens of context"), y_axis_label=_("ms for the next token"))
     plot.y_range.start = 0
     plot.y_range.range_padding = 0.08
-    model = [
-        ("without_ms", _("without: t d² + t² d (modelled)"), VERMILLION, "dashed"),
-        ("attention", _("its t² d alone (modelled)"), PURPLE, "dotted"),
-        ("with_ms", _("with: d² + t d (modelled)"), BLUE, "dashed"),
-    ]
-    items = []
-    for name, label, colour, dash in model:
-        line = plot.line("t", name, source=curves, line_color=colour, line_dash=dash, line_width=2)
-        items.append(LegendItem(label=label, renderers=[line]))
     marks = []
-    for name, label, colour, marker in (
-        ("without_ms", _("without (measured)"), VERMILLION, "square"),
-        ("with_ms", _("with the cache (measured)"), BLUE, "circle"),
-    ):
-        dots = plot.scatter("t", name, source=points, marker=marker, size=9, fill_color=colour, line_color="white")
-        marks.append(dots)
-        items.append(LegendItem(label=label, renderers=[dots]))
-    _legend(plot, items)
-    plot.legend.ncols = 2
+    for line in TIMING_LINES:
+        if line.marker:
+            marks.append(
+                plot.scatter(
+                    "t", line.name, source=points, marker=line.marker, size=9, fill_color=line.colour, line_color="white"
+                )
+            )
+        else:
+            plot.line("t", line.name, source=curves, line_color=line.colour, line_dash=line.dash, line_width=2)
     plot.add_tools(
         HoverTool(
             renderers=marks,

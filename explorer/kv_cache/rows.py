@@ -26,7 +26,7 @@ class PoolMap:
 
     kind: np.ndarray  # uint8 [num_blocks]: FREE, CACHED, HELD, SHARED
     holder: np.ndarray  # int32 [num_blocks]: index into ``requests`` of the first holder; -1 where nobody holds it
-    fill: np.ndarray  # float32 [num_blocks]: share of its slots that hold a token somebody needs
+    level: np.ndarray  # uint8 [num_blocks]: 255 x the share of its slots that hold a token; 255 only when it is full
     ref_counts: np.ndarray  # int32 [num_blocks]
     requests: list[ReqView] = field(default_factory=list)
 
@@ -35,31 +35,54 @@ class PoolMap:
         return int(np.count_nonzero(self.ref_counts))
 
 
+class PoolMapper:
+    """Reads the pool out of a state. Keeps each table as an array, since most of a table is the same a moment later."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, tuple[list[int], np.ndarray]] = {}
+
+    def map(self, state: State) -> PoolMap:
+        """A block that a request holds but has not written yet has level 0."""
+        n, size = state.num_blocks, max(1, state.block_size)
+        refs = state.ref_counts
+        kind = np.minimum(refs, 2).astype(np.uint8)
+        kind[kind > 0] += HELD - 1  # one reference: HELD, more: SHARED
+        level = np.zeros(n, np.uint8)
+        if state.lru:
+            free = np.fromiter(state.lru, np.int64, len(state.lru))
+            kind[free], level[free] = CACHED, 255  # only full blocks are cached
+        holder = np.full(n, -1, np.int32)
+        requests = [view for view in state.requests.values() if view.block_ids]
+        for index in range(len(requests) - 1, -1, -1):  # backwards: the first holder has the last word
+            view = requests[index]
+            blocks = self._array(view)
+            holder[blocks] = index
+            full, rest = divmod(view.num_computed_tokens, size)
+            level[blocks[:full]] = 255
+            if rest and full < len(blocks):
+                level[blocks[full]] = max(int(level[blocks[full]]), rest * 255 // size)
+        if len(self._tables) > 2 * len(requests) + 16:
+            self._tables = {view.request_id: self._tables[view.request_id] for view in requests}
+        return PoolMap(kind, holder, level, refs, requests)
+
+    def _array(self, view: ReqView) -> np.ndarray:
+        known, array = self._tables.get(view.request_id, ([], np.zeros(0, np.int64)))
+        table = view.block_ids
+        if len(known) != len(table) or known != table:
+            grown = len(known) < len(table) and table[: len(known)] == known
+            array = np.concatenate([array, np.array(table[len(known) :])]) if grown else np.array(table, np.int64)
+            self._tables[view.request_id] = (table.copy(), array)
+        return array
+
+
 def pool_map(state: State) -> PoolMap:
-    """Read the pool out of a state. A block that a request holds but has not written yet has fill 0."""
-    n, size = state.num_blocks, max(1, state.block_size)
-    refs = state.ref_counts
-    kind = np.zeros(n, np.uint8)
-    if state.lru:
-        kind[np.fromiter(state.lru, np.int64, len(state.lru))] = CACHED
-    kind[refs == 1] = HELD
-    kind[refs > 1] = SHARED
-    holder = np.full(n, -1, np.int32)
-    fill = np.where(kind == CACHED, 1.0, 0.0).astype(np.float32)  # only full blocks are cached
-    requests = [view for view in state.requests.values() if view.block_ids]
-    for index in range(len(requests) - 1, -1, -1):  # backwards: the first holder has the last word
-        view = requests[index]
-        blocks = np.fromiter(view.block_ids, np.int64, len(view.block_ids))
-        holder[blocks] = index
-        tokens = view.num_computed_tokens - size * np.arange(len(blocks))
-        fill[blocks] = np.maximum(fill[blocks], np.clip(tokens / size, 0, 1))
-    return PoolMap(kind, holder, fill, refs, requests)
+    return PoolMapper().map(state)
 
 
 def block_codes(pool: PoolMap, colour_index: Callable[[ReqView], int]) -> np.ndarray:
     """The codes that ``BlockMap.draw`` takes, uint32 [num_blocks]."""
-    colours = np.array([colour_index(view) for view in pool.requests] + [0], np.uint32)  # the last: nobody's
-    return pack_codes(pool.kind, colours[pool.holder], pool.ref_counts, pool.fill)
+    colours = np.array([colour_index(view) for view in pool.requests] + [0], np.uint8)  # the last: nobody's
+    return pack_codes(pool.kind, colours[pool.holder], pool.ref_counts, pool.level)
 
 
 @dataclass(frozen=True)

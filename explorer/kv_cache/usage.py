@@ -38,7 +38,8 @@ class UsageRows:
         self.block_size = 0
         self.num_blocks = 0
         self._computed: dict[str, int] = {}  # requests that hold blocks -> tokens in the cache
-        self._fresh_fork: set[str] = set()  # siblings whose last block is still their parent's
+        self._one_tail: list[set[str]] = []  # siblings (n > 1) whose last block is still the same physical one
+        self._gone: set[str] = set()  # ran in the step under way, but hold nothing at its end
 
     def rows(self, events: Iterable[Event]) -> dict[str, list[float]]:
         """The rows of these events, by column (all columns, perhaps empty)."""
@@ -53,18 +54,20 @@ class UsageRows:
     def _take(self, event: Event) -> tuple[float, ...] | None:
         if isinstance(event, StepDone):
             for run in event.runs:
-                self._computed[run.request_id] = run.start + run.num_tokens
-                if run.request_id in self._fresh_fork:
-                    self._fresh_fork.discard(run.request_id)
+                self._part(run.request_id)
+                if run.request_id not in self._gone:
+                    self._computed[run.request_id] = run.start + run.num_tokens
+            self._gone.clear()
             return self._row(event)
         if isinstance(event, RequestForked):
             self._computed[event.request_id] = event.num_computed_tokens
-            self._fresh_fork.add(event.request_id)
+            self._join(event.parent_id, event.request_id)
         elif isinstance(event, BlockCopied):
-            self._fresh_fork.discard(event.request_id)
+            self._part(event.request_id)
         elif isinstance(event, RequestFinished | RequestPreempted):
             self._computed.pop(event.request_id, None)
-            self._fresh_fork.discard(event.request_id)
+            self._part(event.request_id)
+            self._gone.add(event.request_id)
         elif isinstance(event, EngineStarted):
             self.__init__()  # type: ignore[misc]
             self.max_model_len = int(event.config.get("max_model_len") or 0)
@@ -73,17 +76,32 @@ class UsageRows:
         elif isinstance(event, PoolResized):
             self.block_size, self.num_blocks = event.block_size, event.num_blocks
             self._computed.clear()
+            self._one_tail.clear()
         elif isinstance(event, Snapshot):
             self.block_size, self.num_blocks = event.block_size, event.num_blocks
             self._computed = {r.request_id: r.num_computed_tokens for r in event.requests if r.block_ids}
-            self._fresh_fork.clear()
+            self._one_tail.clear()
         return None
+
+    def _join(self, parent: str, child: str) -> None:
+        for group in self._one_tail:
+            if parent in group:
+                group.add(child)
+                return
+        self._one_tail.append({parent, child})
+
+    def _part(self, request_id: str) -> None:
+        """It wrote into a block of its own, or left: the others go on sharing while there are at least two."""
+        for group in self._one_tail:
+            group.discard(request_id)
+        self._one_tail = [group for group in self._one_tail if len(group) > 1]
 
     def _row(self, done: StepDone) -> tuple[float, ...]:
         size = max(1, self.block_size)
         computed = self._computed
         slots = done.used_blocks * size
-        empty = sum(blocks_for(n, size) * size - n for rid, n in computed.items() if rid not in self._fresh_fork)
+        again = {rid for group in self._one_tail for rid in sorted(group)[1:]}  # their last block has been counted
+        empty = sum(blocks_for(n, size) * size - n for rid, n in computed.items() if rid not in again)
         stored = max(0, slots - empty)
         tokens = sum(computed.values())
         reserved = contiguous_slots(len(computed), self.max_model_len) if self.max_model_len else 0

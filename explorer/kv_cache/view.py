@@ -16,7 +16,7 @@ from explorer.canvas.blockmap import BlockMap
 from explorer.canvas.blocktable import BlockTable
 from explorer.i18n import _
 from explorer.kv_cache import arithmetic, rows, usage
-from explorer.kv_cache.figure import timing_figure, usage_figure
+from explorer.kv_cache.figure import TIMING_LINES, USAGE_LINES, legend_html, timing_figure, usage_figure
 from explorer.kv_cache.scenes import SCENES, Director
 from explorer.theme import card, empty, grid, pane, request_colour
 
@@ -34,6 +34,7 @@ class KVCacheView(ExplorerView):
 
     def __init__(self, store: Any, session: Any = None, clock: Clock | None = None, **params: Any) -> None:
         super().__init__(store, session, clock, **params)
+        self.mapper = rows.PoolMapper()
         self.usage = usage.UsageRows()
         self.texts = rows.TokenTexts(getattr(session, "token_text", None))
         self.lookups: deque[usage.Lookup] = deque(maxlen=LOOKUPS)
@@ -45,6 +46,7 @@ class KVCacheView(ExplorerView):
         self._shown: tuple[Any, ...] = ()
         self._build()
         self.clock.param.watch(lambda _event: self._selection_moved(), ["request_id", "block_id"])
+        self._selection_moved()
         self.update()
 
     # -- what stands where ---------------------------------------------------------------------------------------------
@@ -74,15 +76,16 @@ class KVCacheView(ExplorerView):
             card(_("What this cache weighs"), self.sums, kinds=("derived", "measured"), margin=0,
                  hint=_("The formula of every KV cache, with the numbers of the model that is running.")),
             card(_("One more token, with the cache and without"), *self._timing_controls(),
-                 pn.pane.Bokeh(self.timing.root, **bokeh), self.timing_words, kinds=("measured", "modelled"), margin=0,
+                 pane(legend_html(TIMING_LINES), css=CSS), pn.pane.Bokeh(self.timing.root, **bokeh), self.timing_words, kinds=("measured", "modelled"), margin=0,
                  hint=_("The same short request at several lengths, really run both ways. The curves scale counted operations to the points.")),
         ]  # fmt: skip
         self._layout = pn.Column(
             *([self._scene_card()] if self.director is not None else []),
             card(_("All physical blocks"), self.now, self.map, kinds="measured", hint=HINT_MAP),
             grid(*left, min_width=420),
-            card(_("Tokens, blocks, and a reservation of the maximum"), self.used_now, pn.pane.Bokeh(self.used.root, **bokeh),
-                 kinds="derived", margin=(16, 0, 16, 0),
+            card(_("Tokens, blocks, and a reservation of the maximum"), self.used_now,
+                pane(legend_html(USAGE_LINES), css=CSS), pn.pane.Bokeh(self.used.root, **bokeh),
+                 kinds="derived", margin=(0, 0, 16, 0),
                  hint=_("Pages waste at most the end of each request's last block. Contiguous reservation wastes what is not written yet.")),
             grid(*right, min_width=420),
             sizing_mode="stretch_width", margin=0,
@@ -95,19 +98,14 @@ class KVCacheView(ExplorerView):
         for scene in SCENES.values():
             button = pmui.Button(label=scene.title, description=scene.what, variant="outlined", margin=0, icon="play_arrow")
             button.on_click(partial(self._scene_clicked, scene.key))
-            buttons.append(button)
+            what = pane(f'<p class="ct-muted ct-small">{html.escape(scene.what)}</p>')
+            buttons.append(pn.Column(button, what, sizing_mode="stretch_width", margin=0, styles={"gap": "6px"}))
         self.restore = pmui.Button(
             label=_("Restore the knobs"), icon="undo", color="warning", variant="text", margin=0, visible=False
         )
         self.restore.on_click(lambda _event: self._restore())
-        row = pn.Row(*buttons, self.restore, sizing_mode="stretch_width", margin=0, styles={"gap": "8px", "flex-wrap": "wrap"})
-        return card(
-            _("Scenes"),
-            row,
-            self.said,
-            kinds="live",
-            hint=_("Real requests to the running engine, chosen so that something happens in the pool."),
-        )
+        hint = _("Real requests to the running engine, chosen so that something happens in the pool.")
+        return card(_("Scenes"), grid(*buttons, min_width=230), self.said, self.restore, kinds="live", hint=hint)
 
     def _timing_controls(self) -> list[Any]:
         if self.session is None:
@@ -184,7 +182,7 @@ class KVCacheView(ExplorerView):
         return self._palette[pair[0]]
 
     def _draw_pool(self, state: State) -> None:
-        pool = rows.pool_map(state)
+        pool = self.mapper.map(state)
         self.map.draw(rows.block_codes(pool, self._colour_index), state.block_size)
         n = rows.counts(pool)
         parts = [

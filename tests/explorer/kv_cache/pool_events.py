@@ -83,7 +83,11 @@ class PoolSim:
         self.tables[child], self.computed[child] = list(self.tables[parent]), self.computed[parent]
         self.pool.share(child, 0, self.tables[child])
         self.recorder.emit(
-            RequestForked, request_id=child, parent_id=parent, block_ids=self.tables[child], num_computed_tokens=self.computed[child]
+            RequestForked,
+            request_id=child,
+            parent_id=parent,
+            block_ids=list(self.tables[child]),
+            num_computed_tokens=self.computed[child],
         )
 
     def finish(self, request_id: str) -> None:
@@ -94,7 +98,10 @@ class PoolSim:
 
     def preempt(self, request_id: str, for_request_id: str) -> None:
         self.recorder.emit(
-            RequestPreempted, request_id=request_id, num_computed_tokens=self.computed.pop(request_id), for_request_id=for_request_id
+            RequestPreempted,
+            request_id=request_id,
+            num_computed_tokens=self.computed.pop(request_id),
+            for_request_id=for_request_id,
         )
         self.pool.free(request_id, self.tables.pop(request_id))
 

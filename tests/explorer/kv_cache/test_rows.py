@@ -32,7 +32,7 @@ def test_map_of_two_that_share(two_sharing):
     assert pool.kind.tolist() == [SHARED, SHARED, HELD, HELD, FREE, FREE, FREE, FREE]
     assert [v.request_id for v in pool.requests] == ["a-1", "a-2"]
     assert pool.holder.tolist() == [0, 0, 0, 1, -1, -1, -1, -1]
-    assert pool.fill.tolist() == [1, 1, 0.5, 0.5, 0, 0, 0, 0]
+    assert pool.level.tolist() == [255, 255, 127, 127, 0, 0, 0, 0]
     assert pool.ref_counts.tolist() == [2, 2, 1, 1, 0, 0, 0, 0]
     n = rows.counts(pool)
     assert (n.free, n.cached, n.held, n.shared, n.references, n.saved) == (4, 0, 2, 2, 6, 2)
@@ -44,7 +44,7 @@ def test_finished_requests_leave_cached_blocks(two_sharing):
     two_sharing.step()
     pool = rows.pool_map(replay(two_sharing))
     assert pool.kind.tolist() == [CACHED, CACHED, FREE, FREE, FREE, FREE, FREE, FREE]
-    assert pool.fill.tolist()[:3] == [1, 1, 0]
+    assert pool.level.tolist()[:3] == [255, 255, 0]
     assert pool.requests == []
 
 
@@ -58,10 +58,49 @@ def test_codes_carry_kind_colour_count_and_fill(two_sharing):
     assert (codes >> 24).tolist() == [255, 255, 127, 127, 0, 0, 0, 0]
 
 
-def test_an_almost_full_block_does_not_pack_as_full_nor_300_references_as_44():
-    pool = rows.PoolMap(np.array([HELD]), np.array([-1]), np.array([0.9999]), np.array([300]))
-    code = int(rows.block_codes(pool, lambda _: 0)[0])
-    assert (code >> 24, code >> 16 & 255) == (254, 255)
+def test_an_almost_full_block_is_not_full_and_300_references_do_not_wrap():
+    sim = PoolSim(num_blocks=2, block_size=1000, max_model_len=2000)
+    sim.add("a-1", list(range(999)))
+    sim.prefill("a-1")
+    sim.step()
+    state = replay(sim)
+    state.ref_counts = np.array([300, 0], np.int32)
+    code = int(rows.block_codes(rows.pool_map(state), lambda _: 0)[0])
+    assert (code >> 24, code >> 16 & 255, code & 255) == (254, 255, SHARED)
+
+
+def test_a_mapper_that_remembers_sees_what_a_fresh_one_sees():
+    """Through growth, copy-on-write (a table changed in its middle), preemption and a name used again."""
+    sim, mapper = PoolSim(num_blocks=64), rows.PoolMapper()
+
+    def check() -> None:
+        sim.step()
+        state = replay(sim)
+        old, new = mapper.map(state), rows.pool_map(state)
+        for name in ("kind", "holder", "level", "ref_counts"):
+            assert getattr(old, name).tolist() == getattr(new, name).tolist(), name
+
+    sim.add("a-1", list(range(10)))
+    sim.prefill("a-1")
+    check()
+    sim.fork("a-1", "a-1#1")
+    check()
+    for _ in range(4):
+        sim.decode("a-1")
+        sim.decode("a-1#1")
+        check()
+    sim.preempt("a-1", "a-1#1")
+    check()
+    sim.prefill("a-1")
+    check()
+    for name in ("a-1", "a-1#1"):
+        sim.finish(name)
+    for i in range(40):
+        sim.add(f"b-{i}", [i] * 6)
+        sim.prefill(f"b-{i}")
+        check()
+        sim.finish(f"b-{i}")
+    assert len(mapper._tables) < 20
 
 
 def test_hover_tells_who_where_and_what(two_sharing):
@@ -72,7 +111,10 @@ def test_hover_tells_who_where_and_what(two_sharing):
     assert lines[2] == "a-2 (running): logical block 1, positions 4–7 · 4 of 4 tokens"
     assert lines[3] == f"hash {state.cached[1]:016x}"
     assert lines[4] == "token ids: 4 5 6 7"
-    assert rows.describe_block(state, 3)[1:] == ["a-2 (running): logical block 2, positions 8–9 · 2 of 4 tokens", "token ids: 50 51"]
+    assert rows.describe_block(state, 3)[1:] == [
+        "a-2 (running): logical block 2, positions 8–9 · 2 of 4 tokens",
+        "token ids: 50 51",
+    ]
     assert rows.describe_block(state, 3, lambda t: f"<{t}>\n")[-1] == "tokens: <50>⏎|<51>⏎"
     assert rows.describe_block(state, 7) == ["ref_count 0 · free, nothing to find in it"]
     for outside in (-1, 8):
@@ -92,7 +134,10 @@ def test_hover_over_a_cached_block_tells_when_it_will_be_evicted(two_sharing):
 def test_table_rows(two_sharing):
     table, omitted = rows.table_rows(replay(two_sharing), lambda view: [view.owner, "dark"])
     assert omitted == 0
-    assert [(r["id"], r["tokens"], r["blocks"], r["cached"], r["fill"]) for r in table] == [("a-1", 10, 3, 0, 2), ("a-2", 10, 3, 8, 2)]
+    assert [(r["id"], r["tokens"], r["blocks"], r["cached"], r["fill"]) for r in table] == [
+        ("a-1", 10, 3, 0, 2),
+        ("a-2", 10, 3, 8, 2),
+    ]
     assert table[1]["chips"] == [[0, 0, 2], [1, 1, 2], [2, 3, 1]]
     assert table[0]["colour"] == ["ann", "dark"]
 
@@ -149,6 +194,8 @@ def test_token_texts_are_learnt_from_what_was_watched():
     assert rows.TokenTexts(lambda token: f"#{token}")(9) == "#9"
 
 
-@pytest.mark.parametrize(("n", "text"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (21, "21st"), (112, "112th")])
+@pytest.mark.parametrize(
+    ("n", "text"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (21, "21st"), (112, "112th")]
+)
 def test_ordinal(n, text):
     assert rows.ordinal(n) == text

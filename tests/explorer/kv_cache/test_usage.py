@@ -41,7 +41,9 @@ def test_stored_tokens_agree_with_the_tables_under_many_moves():
 
     def close() -> None:
         sim.step()
-        written = {(block, o) for r, t in sim.tables.items() for i, block in enumerate(t) for o in range(min(4, sim.computed[r] - 4 * i))}
+        written = {
+            (block, o) for r, t in sim.tables.items() for i, block in enumerate(t) for o in range(min(4, sim.computed[r] - 4 * i))
+        }
         expected.append((len(written), sum(sim.computed.values()), len(sim.tables)))
 
     for i in range(5):
@@ -49,12 +51,18 @@ def test_stored_tokens_agree_with_the_tables_under_many_moves():
         sim.prefill(f"r-{i}")
         close()
     sim.fork("r-1", "r-1#1")
+    sim.fork("r-1", "r-1#2")
+    close()
+    sim.decode("r-1")  # copies; the two others still write into nothing
     close()
     for _ in range(3):
         for name in list(sim.tables):
             sim.decode(name)
         close()
     sim.preempt("r-4", "r-0")
+    close()
+    sim.decode("r-3")
+    sim.finish("r-3")  # the step that finished it still lists it among its runs
     close()
     sim.finish("r-1")
     close()
@@ -82,7 +90,14 @@ def test_rows_come_the_same_however_the_events_are_cut():
 
 def lookup(asked: int, hit: int, reason: str, recompute: bool = False) -> PrefixLookup:
     return PrefixLookup(
-        step=3, time_ns=0, request_id="a", num_tokens=asked, num_hit_tokens=hit, block_ids=[], miss_reason=reason, recompute=recompute
+        step=3,
+        time_ns=0,
+        request_id="a",
+        num_tokens=asked,
+        num_hit_tokens=hit,
+        block_ids=[],
+        miss_reason=reason,
+        recompute=recompute,
     )
 
 
