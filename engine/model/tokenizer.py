@@ -56,10 +56,11 @@ class Tokenizer:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{path}: not a tokenizer that the tokenizers library can read: {error}") from error
-        settings = _read_settings(directory / "tokenizer_config.json")
+        settings_path = directory / "tokenizer_config.json"
+        settings = _read_settings(settings_path)
         redo_by_class(backend, settings, config.architecture)
         special_tokens = _named_tokens(settings)
-        _add_missing(backend, settings, special_tokens)
+        _add_missing(backend, settings, special_tokens, settings_path)
         return cls(
             backend,
             source=str(path),
@@ -193,14 +194,20 @@ def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _add_missing(backend: Backend, settings: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
+def _listed_tokens(settings: Mapping[str, Any], source: Path) -> list[AddedToken]:
+    """The tokens of ``added_tokens_decoder`` (id, as a string, -> text and flags), in the order of their ids."""
+    listed = settings.get("added_tokens_decoder") or {}
+    try:
+        entries = [entry for _, entry in sorted(listed.items(), key=lambda item: int(item[0]))]
+        return [AddedToken(entry["content"], **{flag: entry[flag] for flag in _FLAGS if flag in entry}) for entry in entries]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{source}: added_tokens_decoder must give each id a token with its flags: {error!r}") from error
+
+
+def _add_missing(backend: Backend, settings: Mapping[str, Any], special_tokens: Mapping[str, str], source: Path) -> None:
     """Add what tokenizer_config.json lists beyond tokenizer.json, or with other flags: transformers does."""
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
-    listed = settings.get("added_tokens_decoder")
-    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else ():
-        token = AddedToken(entry["content"], **{flag: entry[flag] for flag in _FLAGS if flag in entry})
-        if repr(token) not in known:
-            backend.add_tokens([token])
+    backend.add_tokens([token for token in _listed_tokens(settings, source) if repr(token) not in known])
     contents = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_tokens([AddedToken(text, special=True) for text in special_tokens.values() if text not in contents])
 
