@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from engine.events.chrome import write_chrome_trace
 from engine.events.codec import (
     REPLAY_SCHEMA,
     SCHEMA,
@@ -309,8 +310,7 @@ class EventLog:
         with self._lock:
             chunks = [s.chunk for s in self._sealed] + encode_chunks(self._tail)
             facts = {**self.facts, **(facts or {}), "first_index": self.first_index, "dropped": self._dropped}
-            first = self._keyframes[self.first_index] if self._sealed else self._tail_keyframe
-            state = first.state()
+            state = self._start()
         start = None
         if state.num_blocks or state.requests or state.engine is not None:
             head: list[Event] = [state.engine] if state.engine is not None else []
@@ -364,9 +364,12 @@ class EventLog:
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what is kept as a Chrome trace, to be opened in Perfetto (ui.perfetto.dev, works offline)."""
-        from engine.events.chrome import write_chrome_trace
+        write_chrome_trace(path, self, self.started, self._start().snapshot())
 
-        write_chrome_trace(path, self, started=self.started)
+    def _start(self) -> State:
+        """The state before the first event that is kept."""
+        with self._lock:
+            return (self._keyframes[self.first_index] if self._sealed else self._tail_keyframe).state()
 
 
 def schema_is_current(schema: Any) -> bool:
