@@ -116,17 +116,18 @@ class EventLog:
             self._reset()
 
     def _seal(self) -> None:
-        """The tail becomes a chunk (more, if it is very large), and its end a keyframe."""
+        """The tail becomes a chunk (more, if it is very large), and its end a keyframe. ValueError if its events contradict each other."""
         events, index = self._tail, self._tail_index
-        chunks = encode_chunks(events)
-        if len(chunks) == 1:
-            self._decoded_put((index, False), events)
-        state = self._tail_keyframe.state()
-        for chunk in chunks:
+        state, new = self._tail_keyframe.state(), []
+        for chunk in encode_chunks(events):
             part = events[index - self._tail_index :][: chunk.num_events]
-            self._add_chunk(chunk, index, part, Keyframe(state))
+            new.append((chunk, index, part, Keyframe(state)))
             state.apply_all(part)
             index += chunk.num_events
+        for each in new:
+            self._add_chunk(*each)
+        if len(new) == 1:
+            self._decoded_put((self._tail_index, False), events)
         self._tail, self._tail_index, self._tail_bytes = [], index, 0
         self._tail_keyframe = Keyframe(state)
         self._drop()
