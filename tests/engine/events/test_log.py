@@ -176,7 +176,7 @@ def test_a_log_whose_events_contradict_each_other_says_so() -> None:
 def test_a_file_whose_events_contradict_each_other_is_refused(tmp_path: Path) -> None:
     events = simulate(40, seed=13)
     write_file(tmp_path / "bad.cutaway", encode_chunks(events[:1] + events[20:]), facts={})  # without the requests' arrivals
-    with pytest.raises(CodecError, match="bad.cutaway"):
+    with pytest.raises(CodecError, match=r"bad\.cutaway"):
         EventLog.load(tmp_path / "bad.cutaway")
 
 
