@@ -1,16 +1,27 @@
 // Mirrors the query of the page's address. push: a new entry in the history (Back returns here); otherwise the entry is replaced.
-export function render({ model, el }) {
-  el.style.display = "none";
+// Python -> here: search, push. Here -> Python: action = {seq, kind: "arrived", search, width, dark}.
+function render({ model, el }) {
+  let seq = model.get("action")?.seq ?? 0;
   const write = () => {
-    if (model.search === window.location.search) return;
-    const address = window.location.pathname + model.search + window.location.hash;
-    window.history[model.push ? "pushState" : "replaceState"](null, "", address);
+    const search = model.get("search");
+    if (search === window.location.search) return;
+    const address = window.location.pathname + search + window.location.hash;
+    window.history[model.get("push") ? "pushState" : "replaceState"](null, "", address);
   };
   const read = () => {
-    model.arrived = { seq: Date.now(), search: window.location.search, width: window.innerWidth };
+    const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
+    model.set("action", { seq: ++seq, kind: "arrived", search: window.location.search, width: window.innerWidth, dark });
+    model.save_changes();
   };
-  model.on("search", write);
+  model.on("change:search", write);
   window.addEventListener("popstate", read);
-  model.on("remove", () => window.removeEventListener("popstate", read));
-  read();
+  // Not at once: the parts around this one are still being drawn and would miss the answer.
+  const first = setTimeout(read, 250);
+  return () => {
+    clearTimeout(first);
+    window.removeEventListener("popstate", read);
+    model.off("change:search", write);
+  };
 }
+
+export default { render };

@@ -4,28 +4,34 @@ an engine that others use.
 Panel's own Location does not hear Back, so a small component mirrors ``location.search`` and listens to popstate.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import param
-from panel.custom import JSComponent
+
+from explorer.canvas.base import Canvas
 
 MAX_QUERY = 4096  # characters read of an address
 
 
-class Url(JSComponent):
-    """``set`` writes the query; ``arrived`` tells that the browser is at another one (Back, Forward, or the page was opened)."""
+class Url(Canvas):
+    """Set ``search`` (and ``push``) to write the query; ``arrived`` is called with the browser's query and width when the page was
+    opened, and when Back or Forward was pressed."""
 
     _esm = Path(__file__).parent / "url.js"
+    kinds = ("arrived",)
 
     search = param.String(default="", doc="The query that the address should have, with its question mark.")
-    push = param.Boolean(default=False)
-    arrived = param.Dict(default={}, doc="{search, width}: the browser's query and its width in pixels.")
+    push = param.Boolean(default=False, doc="Whether the next change makes an entry in the history.")
 
-    def set(self, values: Mapping[str, Any], push: bool = False) -> None:
-        self.param.update(push=push, search=format_query(values))
+    def __init__(self, arrived: Callable[[dict[str, Any]], None], **params: Any) -> None:
+        super().__init__(width=0, height=0, margin=0, **params)
+        self._arrived = arrived
+
+    def on_arrived(self, action: dict[str, Any]) -> None:
+        self._arrived(action)
 
 
 def format_query(values: Mapping[str, Any]) -> str:
@@ -48,3 +54,30 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def write_param(view: param.Parameterized, name: str) -> Any:
+    """A what-if knob for the address; None (left out) while it has its default."""
+    value = getattr(view, name)
+    return None if value == view.param[name].default else value
+
+
+def read_param(view: param.Parameterized, name: str, text: str | None) -> None:
+    """Set a what-if knob from an address. Absent, or not a value that the knob takes: its default."""
+    kind = view.param[name]
+    try:
+        setattr(view, name, kind.default if text is None else _parsed(kind, text))
+    except (ValueError, OverflowError):
+        setattr(view, name, kind.default)
+
+
+def _parsed(kind: param.Parameter, text: str) -> Any:
+    if isinstance(kind, param.Boolean):
+        return text == "1"
+    if isinstance(kind, param.Integer):
+        return int(text)
+    if isinstance(kind, param.Number):
+        return float(text)
+    if isinstance(kind, param.Selector):
+        return next((value for value in kind.objects if _plain(value) == text), kind.default)
+    return text

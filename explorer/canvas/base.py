@@ -12,7 +12,9 @@ HERE = Path(__file__).parent
 class Canvas(AnyWidgetComponent):
     """Python sends messages (``send``); the browser answers through ``action``, a dict with ``seq`` (so that two equal
     actions are two changes) and ``kind``. Subclasses set ``_esm`` and write ``on_<kind>(action)``; an unknown kind is ignored,
-    since what a browser sends is input, not code."""
+    since what a browser sends is input, not code.
+
+    Do not put a ``JSComponent`` on the same page: Panel 1.9 keeps one render function for both kinds, whichever came first."""
 
     __abstract = True
 
@@ -21,6 +23,11 @@ class Canvas(AnyWidgetComponent):
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
         self.param.watch(self._dispatch, "action")
+
+    @classmethod
+    def _process_importmap(cls) -> dict[str, Any]:
+        """Nothing is imported. (Panel's default names addresses of a CDN; none is fetched, but the browser warns about them.)"""
+        return {}
 
     def _dispatch(self, event: Any) -> None:
         kind = event.new.get("kind")

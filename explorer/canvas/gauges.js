@@ -3,12 +3,12 @@
 
 const KEEP = 160; // points a line shows
 const CSS = `
-.ct-gauges { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 148px), 1fr)); gap: 10px; font: 14px var(--bokeh-base-font, sans-serif);
+.ct-gauges { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 116px), 1fr)); gap: 10px; font: 14px var(--bokeh-base-font, sans-serif);
   color: var(--panel-on-surface-color); --line: color-mix(in srgb, currentColor 14%, transparent); --muted: color-mix(in srgb, var(--panel-on-surface-color) 70%, var(--panel-surface-color)); }
-.ct-gauges section { border: 1px solid var(--line); border-radius: 12px; padding: 10px 12px 8px; min-width: 0; position: relative; background: var(--panel-surface-color); }
+.ct-gauges section { border: 1px solid var(--line); border-radius: 12px; padding: 9px 11px 8px; min-width: 0; position: relative; background: var(--panel-surface-color); }
 .ct-gauges h3 { font-size: 12.5px; font-weight: 500; color: var(--muted); margin: 0; display: flex; justify-content: space-between; gap: 6px; white-space: nowrap; cursor: help; }
 .ct-gauges h3 .sign { cursor: help; font-size: 12px; }
-.ct-gauges .value { font-size: 21px; font-weight: 600; letter-spacing: -.01em; line-height: 1.45; font-variant-numeric: tabular-nums; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+.ct-gauges .value { font-size: 20px; font-weight: 600; letter-spacing: -.01em; line-height: 1.45; font-variant-numeric: tabular-nums; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 .ct-gauges .value small { font-size: 12.5px; font-weight: 450; color: var(--muted); letter-spacing: 0; }
 .ct-gauges svg { display: block; width: 100%; height: 34px; overflow: visible; touch-action: pan-y; }
 .ct-gauges .area { fill: var(--panel-primary-color); opacity: .12; } .ct-gauges .trace { fill: none; stroke: var(--panel-primary-color); stroke-width: 1.5; vector-effect: non-scaling-stroke; }
@@ -114,7 +114,7 @@ function render({ model, el }) {
     }
   };
   model.on("msg:custom", onMessage);
-  model.set("action", { seq: 1, kind: "ready" });
+  model.set("action", { seq: (model.get("action")?.seq ?? 0) + 1, kind: "ready" }); // counts on: else a second drawing would look like no change
   model.save_changes();
   return () => model.off("msg:custom", onMessage);
 }

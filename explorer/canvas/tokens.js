@@ -68,7 +68,7 @@ function render({ model, el }) {
   const requests = new Map(); // id -> {card, chips, body, status, tokens: [[id, text, logprob, position, step, ms, rank]], first}
   let shown = null; // the step shown, null when live
   let selected = [null, null];
-  let seq = 0;
+  let seq = model.get("action")?.seq ?? 0; // a second drawing goes on counting, or its first action would look like no change
   const act = (kind, values = {}) => {
     model.set("action", { seq: ++seq, kind, ...values });
     model.save_changes();

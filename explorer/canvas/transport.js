@@ -51,7 +51,7 @@ function takesKey(event) {
 
 function render({ model, el }) {
   const texts = model.get("texts");
-  let seq = 0;
+  let seq = model.get("action")?.seq ?? 0; // a second drawing goes on counting, or its first action would look like no change
   const act = (kind, value = null) => {
     model.set("action", { seq: ++seq, kind, value });
     model.save_changes();

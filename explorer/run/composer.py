@@ -45,7 +45,7 @@ class Composer(pn.viewable.Viewer):
         )
         self.count = pmui.RadioButtonGroup(
             label=_("Send how many at once"), options={f"× {n}": n for n in COUNTS}, value=1, size="small",
-            description=_("They share one batch. With a fixed seed, copy k uses seed + k."), margin=0,
+            description=_("They share one batch. With a fixed seed, copy k uses seed + k."), **wide,
         )  # fmt: skip
         self._build_sampling(wide)
         self.send = pmui.Button(label=_("Send"), icon="send", color="primary", variant="contained", margin=0)
@@ -70,7 +70,8 @@ class Composer(pn.viewable.Viewer):
             label=_("Seed"), value="", placeholder=_("chosen by the engine"), size="small", **wide,
             description=_("The same seed and prompt give the same tokens, whatever else is in the batch."),
         )  # fmt: skip
-        for slider in (self.temperature, self.top_p):
+        sliders: list[Any] = [self.temperature, self.top_p]
+        for slider in sliders:
             slider._debounce = 30  # ms; Panel's 50 would be felt
         self.temperature.param.watch(lambda event: self._update_running(temperature=float(event.new)), "value")
         self.top_p.param.watch(lambda event: self._update_running(top_p=float(event.new)), "value")
@@ -80,15 +81,8 @@ class Composer(pn.viewable.Viewer):
             self.temperature, self.top_p, self.max_tokens, self.seed, sizing_mode="stretch_width", margin=0,
             stylesheets=[":host { display: grid !important; grid-template-columns: 1fr 1fr; gap: 10px 22px; align-items: end; }"],
         )  # fmt: skip
-        buttons = pn.Row(
-            self.count,
-            pn.HSpacer(),
-            self.stop,
-            self.send,
-            sizing_mode="stretch_width",
-            margin=0,
-            styles={"gap": "8px", "flex-wrap": "wrap"},
-        )
+        self.send.sizing_mode = "stretch_width"
+        buttons = pn.Row(self.send, self.stop, sizing_mode="stretch_width", margin=0, styles={"gap": "10px"})
         gap = {"gap": "14px"}
         return card(
             _("Ask"),
@@ -98,6 +92,7 @@ class Composer(pn.viewable.Viewer):
                 self.system,
                 self.prompt,
                 knobs,
+                self.count,
                 buttons,
                 sizing_mode="stretch_width",
                 margin=0,

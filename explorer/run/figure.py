@@ -3,42 +3,39 @@
 from collections.abc import Iterable
 from typing import Any
 
-from bokeh.models import ColumnDataSource, CustomJSTickFormatter, Range1d, SingleIntervalTicker, Span
+from bokeh.models import ColumnDataSource, FixedTicker, PrintfTickFormatter, Range1d
+from bokeh.models.annotations import Span
 
 from explorer.i18n import _
 from explorer.run.rows import Bar
-from explorer.theme import GREY, PHASE_COLOURS, figure, owner_colour
+from explorer.theme import GREY, PHASE_COLOURS, figure, number, owner_colour
 
 WINDOW = 160  # steps on the screen
 MIN_LANES = 8  # rows on the screen, so that one request does not fill it
+MAX_LABELS = 16  # of rows
 ROLLOVER = WINDOW * 64
 
-# How each phase is drawn: half its height, fill's opacity, hatch. Shape and pattern tell the phase, colour the owner.
+# How each phase is drawn: height of its bar, fill's opacity, hatch. Shape and pattern tell the phase, colour the owner.
+# A renderer a phase: Bokeh makes a canvas for every bar whose hatch comes from a column.
 PHASES = {
-    "waiting": (0.07, 0.55, " ", _("waiting")),
-    "prefill": (0.42, 0.35, "/", _("prefill")),
-    "decode": (0.42, 1.0, " ", _("decode")),
-    "preempted": (0.30, 0.12, "x", _("preempted")),
+    "waiting": (0.14, 0.6, None, _("waiting")),
+    "prefill": (0.84, 0.4, "right_diagonal_line", _("prefill")),
+    "decode": (0.84, 1.0, None, _("decode")),
+    "preempted": (0.60, 0.15, "diagonal_cross", _("preempted")),
 }
-COLUMNS = (
-    "left", "right", "top", "bottom", "colour", "alpha", "hatch", "line",
-    "ordinal", "request_id", "owner", "step", "phase", "tokens", "ms",
-)  # fmt: skip
+COLUMNS = ("step", "ordinal", "colour", "request_id", "owner", "phase", "tokens", "ms")
+Columns = dict[str, Any]  # lists, all of one length
 
 
-def gantt_columns(bars: Iterable[Bar]) -> dict[str, list[Any]]:
-    """Columns for the source, one row a bar. A step spans [step - 0.5, step + 0.5], request k the lane k."""
-    data: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+def gantt_columns(bars: Iterable[Bar]) -> dict[str, Columns]:
+    """For each phase the columns of its source, one row a bar: step along x, the request's ordinal along y."""
+    data: dict[str, Columns] = {phase: {name: [] for name in COLUMNS} for phase in PHASES}
     for bar in bars:
-        half, alpha, hatch, label = PHASES[bar.phase]
         colour = GREY if bar.phase == "waiting" else owner_colour(bar.owner)
-        row = (
-            bar.step - 0.5, bar.step + 0.5, bar.ordinal + half, bar.ordinal - half, colour, alpha, hatch,
-            PHASE_COLOURS["preempted"] if bar.phase == "preempted" else colour,
-            bar.ordinal, bar.request_id, bar.owner, bar.step, label, _span(bar), f"{bar.step_ms:.2f} ms",
-        )  # fmt: skip
+        label = PHASES[bar.phase][3]
+        row = (bar.step, bar.ordinal, colour, bar.request_id, bar.owner, label, _span(bar), number(bar.step_ms, "ms"))
         for name, value in zip(COLUMNS, row, strict=True):
-            data[name].append(value)
+            data[bar.phase][name].append(value)
     return data
 
 
@@ -49,9 +46,9 @@ def _span(bar: Bar) -> str:
     return _("{n} (position {where})").format(n=bar.num_tokens, where=where)
 
 
-def gantt(height: int = 250) -> tuple[ColumnDataSource, Any, Span]:
-    """An empty Gantt: its source, its figure, and the line that marks the step on the screen."""
-    source = ColumnDataSource({name: [] for name in COLUMNS})
+def gantt(height: int = 300) -> tuple[dict[str, ColumnDataSource], Any, Span]:
+    """An empty Gantt: a source for each phase, its figure, and the line that marks the step on the screen."""
+    sources = {phase: ColumnDataSource({name: [] for name in COLUMNS}) for phase in PHASES}
     plot = figure(
         height,
         tooltips=[
@@ -64,30 +61,34 @@ def gantt(height: int = 250) -> tuple[ColumnDataSource, Any, Span]:
         ],
         x_axis_label=_("engine step"),
         y_axis_label=_("request"),
-        x_range=Range1d(0.5, WINDOW + 0.5),
-        y_range=Range1d(MIN_LANES - 0.5, -0.5),
+        x_range=Range1d(start=0.5, end=WINDOW + 0.5),
+        y_range=Range1d(start=MIN_LANES - 0.5, end=-0.5),
     )
-    plot.quad(
-        "left", "right", "top", "bottom", source=source, fill_color="colour", fill_alpha="alpha", line_color=None,
-        hatch_pattern="hatch", hatch_color="line", hatch_alpha=0.8, hatch_scale=7, hatch_weight=1.1,
-        nonselection_fill_alpha="alpha",
-    )  # fmt: skip
+    for phase, (thickness, alpha, hatch, _label) in PHASES.items():
+        # Solid bars overlap a little, or the pixels between two steps would show through.
+        plot.rect(
+            "step", "ordinal", 1.06 if alpha == 1 else 1, thickness, source=sources[phase], fill_color="colour", fill_alpha=alpha, line_color=None,
+            hatch_pattern=hatch, hatch_color=PHASE_COLOURS[phase] if phase == "preempted" else GREY, hatch_alpha=0.9,
+            hatch_scale=6, hatch_weight=1.2, nonselection_fill_alpha=alpha, dilate=True,
+        )  # fmt: skip
     plot.ygrid.grid_line_color = None
-    plot.yaxis.ticker = SingleIntervalTicker(interval=1, num_minor_ticks=0)
-    plot.yaxis.formatter = CustomJSTickFormatter(
-        code="return tick < 0 || (ticks.length > 17 && tick % 4) ? '' : '#' + tick.toFixed(0)"
-    )
+    plot.yaxis.ticker = FixedTicker(ticks=[])
+    plot.yaxis.formatter = PrintfTickFormatter(format="#%d")
     here = Span(
         location=0, dimension="height", line_color=PHASE_COLOURS["preempted"], line_width=1.5, line_dash="4 3", visible=False
     )
     plot.add_layout(here)
-    return source, plot, here
+    return sources, plot, here
 
 
-def ranges(bars: Iterable[Bar], last: int) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The x and y ranges that show ``bars`` with ``last`` as the newest step; y runs downwards."""
-    ordinals = [bar.ordinal for bar in bars]
-    low, high = (min(ordinals), max(ordinals)) if ordinals else (0, 0)
-    high = max(high, low + MIN_LANES - 1)
+def ranges(bars: Iterable[Bar], last: int) -> tuple[tuple[float, float], tuple[float, float], list[int]]:
+    """The x range, the y range (downwards) and the rows to label, so that ``bars`` show with ``last`` as the newest step."""
+    ordinals = sorted({bar.ordinal for bar in bars})
+    low, high = (ordinals[0], ordinals[-1]) if ordinals else (0, 0)
     end = max(last, WINDOW)
-    return (end - WINDOW + 0.5, end + 0.5), (high + 0.6, low - 0.6)
+    every = 1 + (high - low) // MAX_LABELS
+    return (
+        (end - WINDOW + 0.5, end + 0.5),
+        (max(high, low + MIN_LANES - 1) + 0.6, low - 0.6),
+        [k for k in ordinals if k % every == 0],
+    )

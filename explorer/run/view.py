@@ -48,7 +48,7 @@ class RunView(ExplorerView):
         self._shown: tuple[int, bool] = (-1, True)
         self.gauges = Gauges(GAUGES, self._all_points)
         self.answers = Answers(self.rows, store, session, self.clock)
-        self.source, self.plot, self._here = gantt()
+        self.sources, self.plot, self._here = gantt()
         self.plot.on_event(Tap, self._tapped)
         self.plot.on_event(DoubleTap, self._double_tapped)
         self.composer = Composer(session, self.clock, self._my_running) if session is not None else None
@@ -68,7 +68,7 @@ class RunView(ExplorerView):
         )
         right = pn.Column(self.gauges, pn.Spacer(height=14), steps, sizing_mode="stretch_width", margin=0)
         top = grid(self.composer, right, columns="minmax(330px, 400px) minmax(0, 1fr)") if self.composer is not None else right
-        answers = card(_("Answers, token by token"), self.answers.cards, kinds="measured", margin=(16, 0, 0, 0))
+        answers = card(_("Answers, token by token"), self.answers.cards, kinds="measured", margin=(12, 0, 0, 0))
         return pn.Column(top, answers, sizing_mode="stretch_width", margin=0)
 
     def __panel__(self) -> pn.Column:
@@ -114,10 +114,16 @@ class RunView(ExplorerView):
         newest = last if self.clock.live else max(min(last, shown + WINDOW // 2), min(last, WINDOW))
         bars = list(self.rows.steps_between(newest - WINDOW + 1, newest))
         if again or len(self.rows.new_bars) > ROLLOVER:
-            self.source.data = gantt_columns(bars)
+            for phase, columns in gantt_columns(bars).items():
+                self.sources[phase].data = columns
         elif self.clock.live and self.rows.new_bars:
-            self.source.stream(gantt_columns(self.rows.new_bars), ROLLOVER)
-        for span, (start, end) in zip((self.plot.x_range, self.plot.y_range), ranges(bars, newest), strict=True):
+            for phase, columns in gantt_columns(self.rows.new_bars).items():
+                if columns["step"]:
+                    self.sources[phase].stream(columns, ROLLOVER)
+        x_range, y_range, labelled = ranges(bars, newest)
+        if self.plot.yaxis.ticker.ticks != labelled:
+            self.plot.yaxis.ticker.ticks = labelled
+        for span, (start, end) in ((self.plot.x_range, x_range), (self.plot.y_range, y_range)):
             if (span.start, span.end) != (start, end):
                 span.update(start=start, end=end)
         if (self._here.location, self._here.visible) != (shown, not self.clock.live):

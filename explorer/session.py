@@ -1,0 +1,291 @@
+"""One engine and one store a server: commands go in here, events come out into the store, and who is here is known.
+
+Besides ``sources`` and ``claims`` this is the only part of the explorer that touches a live engine.
+"""
+
+import atexit
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from engine.config import EngineConfig
+from engine.messages import Died, Events, Finished, Loading, LoopState, Ready, Rejected
+from engine.process import EngineProcess
+from engine.request import SamplingParams
+from explorer.i18n import _
+from explorer.store import EventStore
+
+POLL_S = 0.05  # how long one wait for the engine's messages lasts
+NOTICES_KEPT = 20  # of one viewer, not yet shown
+WATCH_TOP = 8  # candidates recorded with every token while somebody is here
+
+ENVIRONMENT = {  # environment variable -> field of EngineConfig and how to read it
+    "CUTAWAY_MODEL": ("model", str),
+    "CUTAWAY_DEVICE": ("device", str),
+    "CUTAWAY_DTYPE": ("dtype", str),
+    "CUTAWAY_MAX_NUM_SEQS": ("max_num_seqs", int),
+    "CUTAWAY_MAX_NUM_BATCHED_TOKENS": ("max_num_batched_tokens", int),
+    "CUTAWAY_MAX_MODEL_LEN": ("max_model_len", int),
+    "CUTAWAY_BLOCK_SIZE": ("block_size", int),
+    "CUTAWAY_NUM_KV_BLOCKS": ("num_kv_blocks", int),
+}
+
+
+def config_from_environment() -> EngineConfig:
+    """The engine's configuration as the CUTAWAY_* variables say it. ValueError names the variable that is wrong."""
+    fields: dict[str, Any] = {}
+    for variable, (name, read) in ENVIRONMENT.items():
+        text = os.environ.get(variable)
+        if text:
+            try:
+                fields[name] = read(text)
+            except ValueError:
+                raise ValueError(f"{variable} must be a whole number, got {text!r}") from None
+    return EngineConfig(**fields)
+
+
+@dataclass
+class Viewer:
+    """One open browser page."""
+
+    owner: str
+    since: float = field(default_factory=time.time)
+    notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES_KEPT))
+
+
+class Session:
+    """``status`` is "new", "starting", "running", "paused" or "died"; ``message`` says what there is to say about it.
+
+    Every method may be called from any thread. Commands do not wait for the engine: what it refuses arrives as a notice of
+    the viewer who asked.
+    """
+
+    _shared: ClassVar["Session | None"] = None
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, process: Any, store: EventStore | None = None) -> None:
+        self.process = process
+        self.store = store if store is not None else EventStore()
+        self.status = "new"
+        self.message = ""
+        self._lock = threading.RLock()
+        self._viewers: dict[str, Viewer] = {}
+        self._numbers = itertools.count(1)
+        self._asked: dict[str, str] = {}  # unfinished request -> the viewer who sent it
+        self._last_asker = ""  # who sent the last command that is not about a request of their own
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+
+    @classmethod
+    def shared(cls) -> "Session":
+        """The server's one session, made on the first call with the configuration of the environment."""
+        with cls._shared_lock:
+            if cls._shared is None:
+                cls._shared = cls(EngineProcess(config_from_environment()))
+                atexit.register(cls._shared.stop)
+            return cls._shared
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the engine in the background, once."""
+        with self._lock:
+            if self.status != "new":
+                return
+            self.status, self.message = "starting", _("The engine is starting.")
+            self._thread = threading.Thread(target=self._poll, name="engine-messages", daemon=True)
+            self._thread.start()
+
+    def restart(self) -> None:
+        """A new engine in place of the one that died."""
+        with self._lock:
+            if self.status != "died":
+                return
+            self.status, self.message = "starting", _("The engine is starting again.")
+            self._asked.clear()
+        try:
+            self.process.restart()
+        except (OSError, RuntimeError, ValueError) as error:
+            with self._lock:
+                self.status, self.message = "died", str(error)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+        self.process.stop()
+
+    def _poll(self) -> None:
+        try:
+            self.process.start()
+        except (OSError, RuntimeError, ValueError) as error:
+            with self._lock:
+                self.status, self.message = "died", str(error)
+        while not self._stopping.is_set():
+            for message in self.process.poll(POLL_S):
+                self._take(message)
+
+    def _take(self, message: Any) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(self, message)
+
+    def _events(self, message: Events) -> None:
+        self.store.append(message.events)
+
+    def _loading(self, message: Loading) -> None:
+        share = "" if message.done is None else f" {100 * message.done:.0f} %"
+        self.message = message.text + share
+
+    def _ready_now(self, message: Ready) -> None:
+        with self._lock:
+            self.status, self.message = "running", ""
+            watched = bool(self._viewers)
+        if watched:
+            self.process.watch("tokens", top=WATCH_TOP)
+
+    def _rejected(self, message: Rejected) -> None:
+        with self._lock:
+            if message.command == "UpdateSampling" and message.request_id not in self._asked:
+                return  # the request ended while the knob was on its way
+            # A knob that was refused concerns whoever asked for something last.
+            owner = self._asked.get(message.request_id, self._last_asker)
+            if message.command == "AddRequest":
+                self._asked.pop(message.request_id, None)
+        self.notify(owner, message.error)
+
+    def _finished(self, message: Finished) -> None:
+        if message.last:
+            with self._lock:
+                self._asked.pop(message.request_id, None)
+
+    def _loop_state(self, message: LoopState) -> None:
+        if self.status in ("running", "paused"):
+            self.status = "paused" if message.paused else "running"
+
+    def _died(self, message: Died) -> None:
+        last = message.stderr.strip().splitlines()[-1:] if message.stderr else []
+        with self._lock:
+            self.status = "died"
+            self.message = " ".join([_("The engine's process has ended: {why}.").format(why=message.error.rstrip(".")), *last])
+            self._asked.clear()
+
+    _handlers: ClassVar[dict[type, Any]] = {
+        Events: _events, Loading: _loading, Ready: _ready_now, Rejected: _rejected, Finished: _finished, LoopState: _loop_state,
+        Died: _died,
+    }  # fmt: skip
+
+    # -- viewers -----------------------------------------------------------------------------------------------------------
+
+    def join(self) -> str:
+        """A viewer came; returns the name under which its requests run."""
+        with self._lock:
+            owner = f"guest-{next(self._numbers)}"
+            self._viewers[owner] = Viewer(owner)
+            first = len(self._viewers) == 1 and self.status in ("running", "paused")
+        if first:
+            self.process.watch("tokens", top=WATCH_TOP)
+        return owner
+
+    def leave(self, owner: str) -> None:
+        """A viewer is gone: its requests end, their blocks come back."""
+        with self._lock:
+            if self._viewers.pop(owner, None) is None:
+                return
+            self._asked = {request_id: who for request_id, who in self._asked.items() if who != owner}
+            alive, empty = self.status in ("running", "paused"), not self._viewers
+        if alive:
+            self.process.abort_owner(owner)
+            if empty:
+                self.process.unwatch("tokens")
+
+    @property
+    def viewers(self) -> list[Viewer]:
+        """Who is here, in the order in which they came."""
+        with self._lock:
+            return list(self._viewers.values())
+
+    def notify(self, owner: str, text: str) -> None:
+        """A message for one viewer, shown once."""
+        with self._lock:
+            if owner in self._viewers:
+                self._viewers[owner].notices.append(text)
+
+    def take_notices(self, owner: str) -> list[str]:
+        with self._lock:
+            viewer = self._viewers.get(owner)
+            notices = list(viewer.notices) if viewer is not None else []
+            if viewer is not None:
+                viewer.notices.clear()
+            return notices
+
+    # -- commands ------------------------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: str | Sequence[int], params: SamplingParams, owner: str) -> str | None:
+        """Send one request. Returns its id; None (and a notice for ``owner``) when it cannot be sent."""
+        return self._asking(owner, lambda: self.process.add_request(prompt, params, owner=owner))
+
+    def chat(self, messages: Sequence[dict[str, str]], params: SamplingParams, owner: str) -> str | None:
+        """Send one conversation, through the model's own chat template. Returns as ``submit``."""
+        return self._asking(owner, lambda: self.process.add_chat(messages, params, owner=owner))
+
+    def abort(self, request_id: str, owner: str) -> None:
+        """End one of the viewer's own requests; those of others are left alone."""
+        if self._asked.get(request_id) == owner:
+            self._telling(owner, lambda: self.process.abort(request_id))
+
+    def reconfigure(self, owner: str, **knobs: Any) -> None:
+        """Move knobs of the shared engine; the KnobChanged event tells everybody."""
+        self._telling(owner, lambda: self.process.reconfigure(by=owner, **knobs))
+
+    def update_sampling(self, request_id: str, owner: str, **changes: Any) -> None:
+        """Change one of the viewer's own running requests from its next token on."""
+        if self._asked.get(request_id) == owner:
+            self._telling(owner, lambda: self.process.update_sampling(request_id, by=owner, **changes))
+
+    def measure_cache(self, owner: str, lengths: Sequence[int]) -> None:
+        """Time steps with and without the KV cache at these context lengths; the answer is a CacheTimed event."""
+        self._telling(owner, lambda: self.process.measure_cache(lengths))
+
+    def pause(self, owner: str) -> None:
+        """Pause the engine's own loop, for everybody."""
+        self._telling(owner, self.process.pause)
+
+    def resume(self, owner: str) -> None:
+        self._telling(owner, self.process.resume)
+
+    def step(self, owner: str, count: int = 1) -> None:
+        """Run ``count`` engine steps and pause, for everybody."""
+        self._telling(owner, lambda: self.process.step(count))
+
+    def _asking(self, owner: str, send: Callable[[], str]) -> str | None:
+        sent: list[str] = []
+        with self._lock:  # so that no answer is read before it is known who asked
+            self._telling(owner, lambda: sent.append(send()))
+            for request_id in sent:
+                self._asked[request_id] = owner
+        return sent[0] if sent else None
+
+    def _telling(self, owner: str, send: Callable[[], Any]) -> None:
+        """Send a command in the name of ``owner``, who is told when it cannot be sent."""
+        if not self._ready(owner):
+            return
+        self._last_asker = owner
+        try:
+            send()
+        except (ValueError, RuntimeError) as error:  # what cannot be sent; an engine that is gone or does not take commands
+            self.notify(owner, str(error))
+
+    def _ready(self, owner: str) -> bool:
+        if self.status in ("running", "paused"):
+            return True
+        if self.status == "died":
+            self.notify(owner, _("The engine has stopped. Restart it first."))
+        else:
+            self.notify(owner, _("The engine is still loading the model. Try again in a moment."))
+        return False

@@ -1,0 +1,303 @@
+"""The frame around every page: navigation, the shared engine's state and knobs, time, address, messages, who is here."""
+
+import functools
+import html
+import time
+from typing import Any
+
+import panel as pn
+import panel_material_ui as pmui
+
+from explorer.base import Clock, ExplorerView
+from explorer.canvas.transport import Transport
+from explorer.i18n import _
+from explorer.knobs import KnobPanel
+from explorer.pages import HOME, PAGES
+from explorer.status import here, status_line
+from explorer.theme import MUI_THEME, badge, pane
+from explorer.url import Url, format_query, integer, parse_query, read_param, write_param
+
+TICK_MS = 100
+STATUS_S = 0.5  # how often the status line may change
+PHONE_PX = 600
+
+# The page's own parts, which live outside of the panes' shadow roots.
+PAGE_SX = {
+    "& .header.MuiAppBar-root": {
+        "backgroundColor": "background.paper", "backgroundImage": "none", "color": "text.primary", "boxShadow": "none",
+        "borderBottom": "1px solid", "borderColor": "divider",
+    },
+    "& .header .title": {"color": "var(--mui-palette-text-primary) !important", "fontSize": "19px", "fontWeight": 680, "letterSpacing": "-0.01em"},
+    "& .main": {"backgroundColor": "background.default"},
+    "& .sidebar": {"backgroundColor": "background.default"},
+}  # fmt: skip
+
+
+class Shell:
+    """One browser's frame. ``page`` is what the app serves; ``tick`` is called every TICK_MS on the document."""
+
+    def __init__(self, session: Any, search: str = "", phone: bool = False) -> None:
+        self.session, self.store = session, session.store
+        self.clock = Clock(owner=session.join())
+        self.slug = ""
+        self.view: ExplorerView | None = None
+        self._views: dict[str, ExplorerView] = {}
+        self._seen: dict[str, Any] = {}  # what the slow parts were last drawn for
+        self._ticked = self._status_drawn = time.monotonic()
+        self._following_url = False
+        self._build(phone)
+        self.go(search)
+        self.clock.param.watch(self._clock_moved, ["step", "live", "playing", "request_id", "block_id", "token_index"])
+        self.tick()
+
+    # -- parts -----------------------------------------------------------------------------------------------------------
+
+    def _build(self, phone: bool) -> None:
+        self.url = Url(self._arrived)
+        self._opened = False  # whether the browser has said that it shows the page
+        self.transport = Transport(self.clock)
+        self.status = pane("", css=_STATUS_CSS, margin=(0, 8))
+        self.heading = pane("", margin=(0, 0, 16, 0))
+        self.slot = pn.Column(sizing_mode="stretch_width", margin=0, styles={"flex": "1 0 auto"})
+        self._build_banner()
+        self._build_sidebar()
+        bottom = pn.Column(
+            self.transport, sizing_mode="stretch_width", margin=(16, 0, 0, 0),
+            styles={"position": "sticky", "bottom": "8px", "z-index": "8", "box-shadow": "0 2px 14px rgb(0 0 0 / .10)", "border-radius": "12px"},
+        )  # fmt: skip
+        body = pn.Column(
+            self.url, self.banner, self.heading, self.slot, bottom, sizing_mode="stretch_width", margin=0,
+            stylesheets=[":host { padding: 20px 24px 8px; box-sizing: border-box; min-height: calc(100vh - 64px); max-height: none !important; flex: 0 0 auto !important } @media (max-width: 600px) { :host { padding: 14px 10px 8px } }"],
+        )  # fmt: skip
+        self.page = pmui.Page(
+            title="Cutaway", header=[self.status], sidebar=[self.sidebar], main=[body], sidebar_open=not phone, sidebar_width=268,
+            sidebar_resizable=False, busy_indicator=None, main_width=1560, app_bar_width="100%", site_url="?", theme_config=MUI_THEME, sx=PAGE_SX,
+            meta_description=_("A real LLM inference engine with the casing cut away"),
+        )  # fmt: skip
+
+    def _build_sidebar(self) -> None:
+        self.nav = pmui.MenuList(
+            items=[{"label": p.title, "icon": p.icon, "tooltip": p.question} for p in PAGES.values()],
+            active=0, dense=True, margin=(6, 4), sizing_mode="stretch_width",
+        )  # fmt: skip
+        self.nav.param.watch(self._navigate, "active")
+        small = {"size": "small", "variant": "outlined", "margin": 0}
+        self.pause = pmui.Button(
+            label=_("Pause engine"), icon="pause_circle", description=_("Pauses the engine itself, for everybody. To stop only your view, use the bar below."), **small
+        )  # fmt: skip
+        self.one_step = pmui.Button(
+            label=_("One step"), icon="skip_next", disabled=True, description=_("Runs exactly one engine step, for everybody. Pause the engine first."), **small
+        )  # fmt: skip
+        self.pause.on_click(lambda _e: self._toggle_engine())
+        self.one_step.on_click(lambda _e: self.session.step(self.clock.owner))
+        self.knobs = pn.Column(sizing_mode="stretch_width", margin=0)
+        self.people = pane("")
+        line = "border-top:1px solid var(--ct-line);padding-top:14px"
+        engine = pn.Column(
+            pane(f'<h2 style="{line}">{html.escape(_("Engine"))} {badge("live")}</h2><p class="ct-small ct-muted" style="margin-top:3px">{html.escape(_("Shared by everybody who is here."))}</p>'),
+            pn.Row(self.pause, self.one_step, margin=0, styles={"gap": "8px", "flex-wrap": "wrap"}),
+            self.knobs, pane(f'<h2 style="{line}">{html.escape(_("Who is here"))}</h2>'), self.people,
+            margin=(6, 16, 16, 16), sizing_mode="stretch_width", styles={"gap": "14px"},
+        )  # fmt: skip
+        self.sidebar = pn.Column(self.nav, engine, sizing_mode="stretch_width", margin=0)
+
+    def _build_banner(self) -> None:
+        """What must be read now: the engine loading or dead, and messages to this browser."""
+        self.notice = pane("", css=_BANNER_CSS)
+        self.dismiss = pmui.IconButton(icon="close", size="small", description=_("Dismiss"), margin=0, visible=False)
+        self.restart = pmui.Button(
+            label=_("Restart the engine"), icon="restart_alt", color="primary", variant="contained", margin=0, visible=False
+        )
+        self.dismiss.on_click(lambda _e: self._show_notice(""))
+        self.restart.on_click(lambda _e: self.session.restart())
+        self._notice = ""
+        self.banner = pn.Row(
+            self.notice, self.restart, self.dismiss, sizing_mode="stretch_width", margin=(0, 0, 16, 0), visible=False,
+            styles={"position": "sticky", "top": "8px", "z-index": "9", "align-items": "center", "gap": "8px", "border-radius": "12px",
+                    "padding": "10px 14px", "background": "var(--panel-surface-color)", "border": "1px solid var(--panel-primary-color)",
+                    "box-shadow": "0 2px 14px rgb(0 0 0 / .12)", "box-sizing": "border-box"},
+        )  # fmt: skip
+
+    # -- pages and address -------------------------------------------------------------------------------------------------
+
+    def open(self, slug: str) -> None:
+        """Show a page; it is built when first opened."""
+        if slug == self.slug:
+            return
+        page = PAGES[slug]
+        view = self._views.get(slug)
+        if view is None:
+            view = self._views[slug] = page.build(self.store, self.session, self.clock)
+            if view.url_params:
+                view.param.watch(lambda _event: self._write_url(), list(view.url_params))
+        self.slug, self.view = slug, view
+        self.nav.active = (list(PAGES).index(slug),)
+        self.heading.object = (
+            f'<h1>{html.escape(page.title)}</h1><p class="ct-muted" style="margin-top:2px">{html.escape(page.question)}</p>'
+        )
+        self.knob_panel = KnobPanel(self.session, self.clock.owner, view.live_knobs)
+        self.knob_panel.sync(self.store.latest())
+        self.knobs[:] = [self.knob_panel]
+        view.update()
+        self.slot[:] = [view]
+
+    def go(self, search: str) -> None:
+        """Be at this address: page, step, selection, what-if knobs. What it does not say goes back to its default."""
+        query = parse_query(search)
+        self._following_url = True
+        try:
+            self.open(query["page"] if query.get("page") in PAGES else HOME)
+            step = integer(query.get("step"))
+            self.clock.param.update(
+                live=step is None, playing=False, step=step or 0, request_id=query.get("request") or None,
+                block_id=integer(query.get("block")), token_index=integer(query.get("token")),
+            )  # fmt: skip
+            assert self.view is not None
+            for name in self.view.url_params:
+                read_param(self.view, name, query.get(name))
+        finally:
+            self._following_url = False
+
+    def address(self) -> str:
+        clock, view = self.clock, self.view
+        assert view is not None
+        values: dict[str, Any] = {
+            "page": self.slug if self.slug != HOME else None, "step": None if clock.live else clock.step, "request": clock.request_id,
+            "block": clock.block_id, "token": clock.token_index,
+        }  # fmt: skip
+        return format_query({**values, **{name: write_param(view, name) for name in view.url_params}})
+
+    def _write_url(self, push: bool = False) -> None:
+        if not self._following_url:
+            self.url.param.update(push=push, search=self.address())
+
+    def _arrived(self, place: dict[str, Any]) -> None:
+        """The browser says where it is: just opened, or Back was pressed."""
+        search, width = place.get("search"), place.get("width")
+        if not self._opened:
+            self._opened = True
+            if isinstance(width, (int, float)) and width < PHONE_PX:
+                self.page.sidebar_open = False
+            if place.get("dark") and "theme=" not in str(search):
+                self.page.dark_theme = True
+        elif isinstance(search, str) and search != self.address():
+            self.go(search)
+            self.url.param.update(push=False, search=search)
+            self.tick()
+
+    def _navigate(self, event: Any) -> None:
+        if event.new:
+            index = event.new[0] if isinstance(event.new, tuple) else event.new
+            slug = list(PAGES)[index]
+            if slug != self.slug:
+                self.open(slug)
+                self._write_url(push=True)
+
+    def _clock_moved(self, *_events: Any) -> None:
+        if self.view is not None:
+            self.view.update()
+        if not self.clock.playing:  # an address that changes many times a second would be refused by the browser
+            self._write_url()
+
+    # -- time ----------------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Send what is new. With nothing new it compares a few numbers."""
+        now = time.monotonic()
+        elapsed, self._ticked = now - self._ticked, now
+        store = self.store
+        if self._changed("run", store.run) and not self.clock.live and self._seen.get("ran"):
+            self.clock.follow()  # the steps it stood at are gone with their engine
+        self._seen["ran"] = True
+        self.clock.advance(elapsed, store.last_step)
+        self.transport.sync(store.first_step, store.last_step)
+        assert self.view is not None
+        self.view.update()
+        if self._changed("events", store.log.next_index) or self.knob_panel.unsettled:
+            self.knob_panel.sync(store.latest())
+        self._draw_banner()
+        if now - self._status_drawn >= STATUS_S or self._changed("engine", self.session.status):
+            self._status_drawn = now
+            self._draw_status()
+
+    def _changed(self, what: str, value: Any) -> bool:
+        changed = self._seen.get(what) != value
+        self._seen[what] = value
+        return changed
+
+    def _draw_status(self) -> None:
+        for part, text in ((self.status, status_line(self.session)), (self.people, here(self.session, self.clock.owner))):
+            if part.object != text:
+                part.object = text
+        paused, running = self.session.status == "paused", self.session.status in ("running", "paused")
+        if self._changed("controls", (paused, running)):
+            self.pause.param.update(
+                label=_("Resume engine") if paused else _("Pause engine"),
+                icon="play_circle" if paused else "pause_circle",
+                disabled=not running,
+            )
+            self.one_step.disabled = not paused
+
+    def _toggle_engine(self) -> None:
+        if self.session.status == "paused":
+            self.session.resume(self.clock.owner)
+        else:
+            self.session.pause(self.clock.owner)
+
+    def _draw_banner(self) -> None:
+        notices = self.session.take_notices(self.clock.owner)
+        if notices:
+            self._show_notice(notices[-1] if len(set(notices)) == 1 else " ".join(dict.fromkeys(notices)))
+        key = (self.session.status, self.session.message, self._notice)
+        if not self._changed("banner", key):
+            return
+        status, message, notice = key
+        text, kind = (notice, "notice") if notice and status != "died" else (message, status)
+        self.notice.object = f'<div role="alert" class="{kind}">{html.escape(text)}</div>'
+        self.restart.visible = status == "died"
+        self.dismiss.visible = bool(notice) and status != "died"
+        self.banner.visible = bool(text)
+
+    def _show_notice(self, text: str) -> None:
+        self._notice = text
+        self._draw_banner()
+
+    def close(self) -> None:
+        """The browser is gone: its requests end."""
+        self.session.leave(self.clock.owner)
+        for view in self._views.values():
+            view.close()
+
+
+_STATUS_CSS = """
+:host { min-width: 0; flex: 1; }
+.line { display: flex; justify-content: flex-end; gap: 4px 16px; font-size: 13px; white-space: nowrap; overflow: hidden; }
+.line .state::before { content: ""; display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 7px; background: var(--c); }
+@media (max-width: 1000px) { .more { display: none; } }
+@media (max-width: 600px) { .model { display: none; } }
+"""
+_BANNER_CSS = """
+:host { flex: 1; }
+.died::before { content: "⚠ "; } .notice { white-space: pre-wrap; overflow-wrap: anywhere; }
+.starting::before { content: ""; display: inline-block; width: 11px; height: 11px; margin-right: 9px; border-radius: 50%; vertical-align: -1px;
+  border: 2px solid var(--panel-primary-color); border-right-color: transparent; animation: turn 1s linear infinite; }
+@keyframes turn { to { transform: rotate(360deg); } }
+@media (prefers-reduced-motion: reduce) { .starting::before { animation: none; } }
+"""
+
+
+def serve(session: Any) -> Shell:
+    """Put the frame into the current document: what the app's script calls once a browser session."""
+    arguments = pn.state.session_args
+    search = format_query({name: values[-1].decode("utf-8", "replace") for name, values in arguments.items() if values})
+    agent = str(pn.state.headers.get("User-Agent", "")) if pn.state.headers else ""
+    shell = Shell(session, search, phone="Mobi" in agent)
+    pn.state.add_periodic_callback(shell.tick, period=TICK_MS)
+    # The script's globals are gone when this runs, so it holds what it needs.
+    pn.state.on_session_destroyed(functools.partial(_closed, shell))
+    shell.page.servable()
+    return shell
+
+
+def _closed(shell: Shell, _context: Any) -> None:
+    shell.close()
