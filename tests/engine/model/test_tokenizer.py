@@ -110,7 +110,14 @@ def train(split: str | None, *, ignore_merges: bool = False, nfc: bool = False) 
     alphabet = list(byte_of_character())
     trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False)
     backend.train_from_iterator(corpus(), trainer)
-    return backend
+    return without_last_merges(backend) if ignore_merges else backend
+
+
+def without_last_merges(backend: Backend) -> Backend:
+    """As in Llama-3's vocabulary: some tokens that no merge leads to, which only a whole piece gives."""
+    spec = json.loads(backend.to_str())
+    del spec["model"]["merges"][-60:]
+    return Backend.from_str(json.dumps(spec))
 
 
 def save(directory: Path, backend: Backend, model_type: str, **settings: Any) -> ModelConfig:
@@ -255,8 +262,9 @@ def sentencepiece_gguf(path: Path, **metadata: Any) -> Path:
     """A vocabulary as sentencepiece BPE has it: byte tokens, pieces with scores by rank, no list of merges."""
     learned = json.loads(train_metaspace().to_str())["model"]
     pieces = [token for token, _ in sorted(learned["vocab"].items(), key=lambda item: item[1])]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
-    scores = [0.0] * 259 + [-float(rank) for rank in range(len(pieces))]
+    ranks = random.Random(1).sample(range(len(pieces)), len(pieces))  # the order of the ids need not be that of the scores
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *(pieces[rank] for rank in ranks)]
+    scores = [0.0] * 259 + [-float(rank) for rank in ranks]
     values = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.scores": scores,
