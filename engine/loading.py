@@ -103,7 +103,7 @@ def load_parts(config: EngineConfig) -> Parts:
         "format": checkpoint.format,
         "sha256": checkpoint.checksum,
     }
-    versions = {"cutaway": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    versions = {"cutaway": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
     return Parts(path, checkpoint.config, checkpoint.tokenizer, model, device, facts, versions)
 
 
