@@ -96,7 +96,7 @@ class Layer:
             return backend.pack(_stacked(weights), _stacked(biases) if biases else None)
 
         def norm(weight: torch.Tensor) -> Norm:
-            return Norm(weight.to(backend.dtype).to(backend.device, backend.compute_dtype), config.rms_norm_eps)
+            return Norm(backend.tensor(weight), config.rms_norm_eps)
 
         self.qkv = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.o = packed("self_attn.o_proj")
@@ -124,7 +124,7 @@ class Layer:
         attended = batch.attention.run(batch.plan, self.index, qkv[:, : self.heads], kv, pool)
         x = self.o.added_to(x, attended)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
-        return self.down.added_to(x, F.silu(gate).mul_(up))
+        return self.down.added_to(x, F.silu(gate, inplace=True).mul_(up))
 
 
 class Model:
@@ -143,8 +143,7 @@ class Model:
         embedding = tensors["model.embed_tokens.weight"]
         self.embedding = embedding.to(self.device, dtype)  # [vocab_size, hidden_size]
         self.layers = [Layer(config, tensors, i, backend) for i in range(config.num_layers)]
-        norm = tensors["model.norm.weight"].to(dtype).to(self.device, self.compute_dtype)
-        self.norm = Norm(norm, config.rms_norm_eps)
+        self.norm = Norm(backend.tensor(tensors["model.norm.weight"]), config.rms_norm_eps)
         self.head = backend.pack(embedding if config.tie_word_embeddings else tensors["lm_head.weight"], None)
         self.rope = Rope(config, self.device, self.compute_dtype)
 
