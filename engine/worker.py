@@ -93,21 +93,25 @@ class Outbox:
                 self._ready.wait_for(lambda: self._closed, max(0.0, last + SEND_INTERVAL - time.monotonic()))
                 batch, closed = self._take(), self._closed
             last = time.monotonic()
-            if batch:
-                try:
+            try:
+                if batch:
                     self._connection.send_bytes(m.encode(m.Batch(batch)))
-                except OSError:
-                    return  # the other end has gone; the thread that reads commands sees it too
+            except OSError:
+                return  # the other end has gone; the thread that reads commands sees it too
+            except Exception:  # something was recorded that cannot be sent: better a crash that is seen than silence
+                traceback.print_exc()
+                os._exit(4)
             if closed:
                 return
 
     def _take(self) -> list[Any]:
-        batch: list[Any] = []
+        first = [x for x in self._others if isinstance(x, m.Loading | m.Ready)]
+        batch: list[Any] = list(first)
         if self._events:
             batch.append(m.Events(self._events, self._dropped))  # type: ignore[arg-type]
             self._events, self._event_bytes, self._dropped = [], 0, 0
         batch += [m.TextPiece(rid, index, "".join(pieces), count) for (rid, index), (pieces, count) in self._texts.items()]
-        batch += self._others  # a Finished comes after its last text
+        batch += self._others[len(first) :]  # a Finished comes after its last text
         self._texts, self._others = {}, []
         return batch
 
@@ -284,7 +288,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     worker = Worker(engine, outbox, commands)
-    outbox.message(m.Ready(engine.started_event()))
+    outbox.message(m.Ready(engine.started_event()))  # nothing but Loading came before it
     worker.observe(order["observe"])
     try:
         worker.run()

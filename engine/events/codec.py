@@ -15,6 +15,8 @@ says where: another magic or version, an event kind or field it does not know, a
 and sizes beyond the limits below, before it allocates for them.
 """
 
+import contextlib
+import gc
 import json
 import os
 import struct
@@ -189,6 +191,11 @@ def _schema_of(described: Any) -> Schema:
     return schema
 
 
+def schema_is_current(schema: Schema) -> bool:
+    """Whether chunks of this schema are just what this version writes."""
+    return len(schema) == len(SCHEMA) and all(a[0] is b[0] and a[1] is b[1] for a, b in zip(schema, SCHEMA, strict=True))
+
+
 def write_file(
     path: str | os.PathLike[str], chunks: Iterable[Chunk], *, start: Chunk | None = None, facts: dict[str, Any]
 ) -> None:
@@ -287,3 +294,15 @@ def _read_frame(file: BinaryIO, size: int) -> tuple[str, Chunk]:
     if zlib.crc32(data, zlib.crc32(_FRAME.pack(code, raw_size, stored, num_events, 0))) != crc:
         raise CodecError(f"checksum of the frame at byte {at} is wrong: the file is damaged")
     return kind, Chunk(data, raw_size, num_events)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Millions of events are made and dropped in no time, none in a cycle: looking for cycles would take half of it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -20,58 +20,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from engine.events.buffers import INT_CODES, INTS, CodecError, Reader, Writer, loads
+
+__all__ = ["CodecError", "Column", "Reader", "StructColumn", "Writer", "column_of", "loads"]
+
 MAX_PLAIN_BYTES = 8 << 20  # of one column of plain values: the form that can blow up most when it is read
-_INTS = (np.int8, np.int16, np.int32, np.int64)
-_DTYPES: dict[bytes, np.dtype] = {
-    code.encode(): np.dtype(f"<{code}") for code in ("i1", "i2", "i4", "i8", "u8", "f8", "b1")
-}  # fmt: skip
-_INT_CODES = (b"i1", b"i2", b"i4", b"i8", b"u8")
-
-
-class CodecError(ValueError):
-    """A file or chunk that cannot be read (or a value that cannot be written); the message says what and where."""
-
-
-class Reader:
-    """A cursor over bytes that refuses to read past the end."""
-
-    __slots__ = ("data", "pos")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = memoryview(data)
-        self.pos = 0
-
-    def take(self, size: int) -> memoryview:
-        if not 0 <= size <= len(self.data) - self.pos:
-            raise CodecError(f"truncated: {size} bytes wanted at {self.pos}, {len(self.data) - self.pos} are left")
-        self.pos += size
-        return self.data[self.pos - size : self.pos]
-
-    def size(self) -> int:
-        return int.from_bytes(self.take(4), "little")
-
-    def array(self, codes: tuple[bytes, ...], count: int) -> np.ndarray:
-        code = bytes(self.take(2))
-        if code not in codes:
-            raise CodecError(f"unexpected array type {code!r}, allowed: {codes}")
-        dtype = _DTYPES[code]
-        return np.frombuffer(self.take(count * dtype.itemsize), dtype)
-
-
-class Writer:
-    """Collects the bytes of columns."""
-
-    __slots__ = ("parts",)
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-
-    def size(self, value: int) -> None:
-        self.parts.append(value.to_bytes(4, "little"))
-
-    def array(self, array: np.ndarray) -> None:
-        code = f"{array.dtype.kind}{array.dtype.itemsize}".encode()
-        self.parts += (code, array.astype(_DTYPES[code], copy=False).tobytes())
 
 
 class Column:
@@ -92,7 +45,7 @@ class Column:
 
 def _narrow(array: np.ndarray) -> np.ndarray:
     low, high = int(array.min()), int(array.max())
-    for dtype in _INTS:
+    for dtype in INTS:
         info = np.iinfo(dtype)
         if info.min <= low and high <= info.max:
             return array.astype(dtype)
@@ -130,10 +83,10 @@ class IntColumn(Column):
             return np.zeros(0, np.int64)
         form = bytes(r.take(1))
         if form == b"P":
-            return r.array(_INT_CODES, count)
+            return r.array(INT_CODES, count)
         if form == b"D":
             first = int.from_bytes(r.take(8), "little", signed=True)
-            steps = r.array(_INT_CODES, count - 1)
+            steps = r.array(INT_CODES, count - 1)
             out = np.empty(count, np.int64)
             out[0] = first
             np.cumsum(steps, dtype=np.int64, out=out[1:])
@@ -155,7 +108,7 @@ class IntColumn(Column):
 
     def indices(self, r: Reader, count: int, limit: int, what: str) -> np.ndarray:
         """Integers that must lie in [0, limit)."""
-        array = np.asarray(self.array(r, count))
+        array: np.ndarray = np.asarray(self.array(r, count))
         if count and not (array.dtype.kind in "iu" and int(array.min()) >= 0 and int(array.max()) < limit):
             raise CodecError(f"{what} out of range")
         return array
@@ -204,13 +157,26 @@ class StrColumn(Column):
             self._write_texts(w, values)
 
     def read(self, r: Reader, count: int) -> list[str]:
+        if self._coded(r):
+            texts = _pieces(*self._texts(r, r.size()))
+            return [texts[i] for i in _INT.indices(r, count, len(texts), "string code").tolist()]
+        return _pieces(*self._texts(r, count))
+
+    def check(self, r: Reader, count: int) -> None:
+        if self._coded(r):
+            size = r.size()
+            _pieces(*self._texts(r, size))
+            _INT.indices(r, count, size, "string code")
+        else:
+            text, lengths = self._texts(r, count)
+            if int(lengths.sum()) != len(text):
+                raise CodecError("text lengths do not add up")
+
+    def _coded(self, r: Reader) -> bool:
         form = bytes(r.take(1))
-        if form == b"T":
-            return self._read_texts(r, count)
-        if form != b"C":
+        if form not in (b"T", b"C"):
             raise CodecError(f"unknown form of strings {form!r}")
-        texts = self._read_texts(r, r.size())
-        return [texts[i] for i in _INT.indices(r, count, len(texts), "string code").tolist()]
+        return form == b"C"
 
     def _write_texts(self, w: Writer, values: list[str]) -> None:
         try:
@@ -221,13 +187,13 @@ class StrColumn(Column):
         w.parts.append(blob)
         _INT.write(w, list(map(len, values)))
 
-    def _read_texts(self, r: Reader, count: int) -> list[str]:
+    def _texts(self, r: Reader, count: int) -> tuple[str, np.ndarray]:
+        """All texts in one, and their lengths."""
         try:
             text = str(r.take(r.size()), "utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             raise CodecError(f"text is not UTF-8: {error}") from None
-        lengths = _INT.indices(r, count, len(text) + 1, "text length").tolist()
-        return _pieces(text, lengths)
+        return text, _INT.indices(r, count, len(text) + 1, "text length")
 
 
 class BytesColumn(Column):
@@ -240,13 +206,13 @@ class BytesColumn(Column):
 
     def read(self, r: Reader, count: int) -> list[bytes]:
         blob = bytes(r.take(r.size()))
-        return _pieces(blob, _INT.indices(r, count, len(blob) + 1, "length").tolist())
+        return _pieces(blob, _INT.indices(r, count, len(blob) + 1, "length"))
 
 
-def _pieces(whole: Any, lengths: list[int]) -> list[Any]:
+def _pieces(whole: Any, lengths: np.ndarray) -> list[Any]:
     """Cut ``whole`` (a str, bytes or list) into consecutive pieces; they must use it up."""
     out, pos = [], 0
-    for n in lengths:
+    for n in lengths.tolist():
         out.append(whole[pos : pos + n])
         pos += n
     if pos != len(whole):
@@ -280,13 +246,13 @@ class ListColumn(Column):
 
     def read(self, r: Reader, count: int) -> list[list[Any]]:
         lengths = self._lengths(r, count)
-        return _pieces(self.inner.read(r, sum(lengths)), lengths)
+        return _pieces(self.inner.read(r, int(lengths.sum())), lengths)
 
     def check(self, r: Reader, count: int) -> None:
-        self.inner.check(r, sum(self._lengths(r, count)))
+        self.inner.check(r, int(self._lengths(r, count).sum()))
 
-    def _lengths(self, r: Reader, count: int) -> list[int]:
-        return _INT.indices(r, count, len(r.data) - r.pos + 1, "list length").tolist()
+    def _lengths(self, r: Reader, count: int) -> np.ndarray:
+        return _INT.indices(r, count, len(r.data) - r.pos + 1, "list length")
 
 
 class IntMapColumn(Column):
@@ -324,14 +290,6 @@ class PlainColumn(Column):
         if not isinstance(values, list) or len(values) != count:
             raise CodecError(f"a column of {count} plain values expected")
         return values
-
-
-def loads(blob: bytes) -> Any:
-    """JSON from an untrusted source."""
-    try:
-        return json.loads(blob)
-    except (ValueError, RecursionError) as error:
-        raise CodecError(f"not JSON: {error}") from None
 
 
 def _check_plain(value: Any, depth: int) -> None:

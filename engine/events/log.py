@@ -13,7 +13,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -24,9 +24,11 @@ from engine.events.codec import (
     Chunk,
     CodecError,
     Header,
+    collector_paused,
     decode_chunk,
     encode_chunks,
     read_file,
+    schema_is_current,
     write_file,
 )
 from engine.events.keyframe import Keyframe, weight
@@ -224,7 +226,7 @@ class EventLog:
             out += (e for e in self._tail if first_step <= e.step <= last_step)
             return out
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Event]:
         """The kept events, a chunk at a time; what is appended meanwhile comes too."""
         cursor = self.first_index
         while True:
@@ -324,6 +326,11 @@ class EventLog:
 
         By default a log as long as the file is accepted; ``capacity`` and ``max_bytes`` make it keep the end only.
         """
+        with collector_paused():
+            return cls._load(path, capacity, max_bytes)
+
+    @classmethod
+    def _load(cls, path: str | os.PathLike[str], capacity: int | None, max_bytes: int | None) -> "EventLog":
         log = cls(1 << 26 if capacity is None else capacity, max_bytes=1 << 30 if max_bytes is None else max_bytes)
         state = State()
         current, schema = True, REPLAY_SCHEMA
@@ -371,10 +378,6 @@ class EventLog:
         """The state before the first event that is kept."""
         with self._lock:
             return (self._keyframes[self.first_index] if self._sealed else self._tail_keyframe).state()
-
-
-def schema_is_current(schema: Any) -> bool:
-    return len(schema) == len(SCHEMA) and all(a[0] is b[0] and a[1] is b[1] for a, b in zip(schema, SCHEMA, strict=True))
 
 
 def _plain_count(value: Any) -> int:

@@ -19,6 +19,7 @@ from engine.events.types import EngineStarted, Snapshot, StepDone
 from engine.process import EngineProcess
 from engine.request import SamplingParams
 from engine.worker import Outbox
+from tests.engine.engines import tiny_engine
 from tests.engine.fake_engine import FakeEngine
 
 FAKE = "tests.engine.fake_engine:FakeEngine"
@@ -31,7 +32,7 @@ class Client:
         self.process = process
         self.got: list[Any] = []
 
-    def until(self, wanted: Callable[[Any], bool], timeout: float = 20.0) -> Any:
+    def until(self, wanted: Callable[[Any], bool], timeout: float = 180.0) -> Any:
         """The first message that came from now on (or waits already) for which ``wanted`` holds."""
         end = time.monotonic() + timeout
         seen = 0
@@ -81,7 +82,7 @@ def test_loading_is_told_before_ready() -> None:
         request_id = process.add_request("early", SamplingParams(max_tokens=2))  # it waits for the engine
         client.kind(m.Finished, request_id=request_id)
         kinds = [type(x) for x in client.got]
-        assert kinds.index(m.Loading) < kinds.index(m.Ready)
+        assert kinds.index(m.Loading) < kinds.index(m.Ready) < kinds.index(m.Events)
         assert process.started is not None and process.started.device == {"name": "fake"}
 
 
@@ -255,6 +256,19 @@ class StuckConnection:
         self.frames.append(frame)
 
 
+class Unsendable:
+    """Not an event, and nothing that MessagePack knows."""
+
+
+def test_what_cannot_be_sent_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("engine.worker.os._exit", codes.append)
+    outbox = Outbox(StuckConnection())  # type: ignore[arg-type]
+    outbox.message(Unsendable())
+    outbox.close()
+    assert 4 in codes
+
+
 def test_a_slow_reader_loses_events_but_never_text_and_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.worker.MAX_PENDING_BYTES", 20_000)
     engine = FakeEngine(EngineConfig(model="fake", num_kv_blocks=4))
@@ -293,3 +307,38 @@ def test_frames_that_are_no_messages_are_value_errors(frame: bytes) -> None:
         m.decode_batch(frame)
     with pytest.raises(ValueError, match="no message"):
         m.decode_command(frame)
+
+
+# -- the real engine ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_real_engine_killed_and_restarted() -> None:
+    """Greedy texts are those of an engine in this process, before and after a kill; the events rebuild its state."""
+    engine = tiny_engine()
+    prompts, params = ["the quick", "brown fox jumps", "over"], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    wanted = [o.text for o in engine.generate(prompts, params)]
+    with EngineProcess(engine.config) as process:
+        client = Client(process)
+        client.kind(m.Ready)
+        assert process.started is not None and process.started.config["block_size"] == 4
+        process.watch("tokens", top=2)
+        ids = [process.add_request(p, params, owner="ada") for p in prompts]
+        assert [client.kind(m.Finished, request_id=i).text for i in ids] == wanted == [client.text(i) for i in ids]
+        client.until(lambda x: isinstance(x, m.Events) and any(isinstance(e, StepDone) and not _more(e) for e in x.events))
+        state = State().apply_all(client.events())
+        assert [state.requests[i].num_output_tokens for i in ids] == [24] * 3 and state.num_used_blocks == 0
+        assert [len(state.requests[i].output_token_ids) for i in ids] == [24] * 3
+
+        endless = [process.add_request(p, SamplingParams(max_tokens=100, ignore_eos=True)) for p in prompts * 8]
+        client.kind(m.TextPiece, request_id=endless[0])
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        assert set(client.kind(m.Died).request_ids) & set(endless)
+        process.restart()
+        again = process.add_request(prompts[0], params)
+        assert client.kind(m.Finished, request_id=again).text == wanted[0]
+        client.kind(m.Rejected, request_id=process.add_request("x" * 1_000_000))
+
+
+def _more(e: StepDone) -> bool:
+    return bool(e.num_running or e.num_waiting)

@@ -266,7 +266,7 @@ def test_huge_lengths_inside_a_chunk_take_no_memory() -> None:
     (chunk,) = encode_chunks(events)
     raw = zlib.decompress(chunk.data)
     tracemalloc.start()
-    for position in random.Random(2).sample(range(len(raw)), 250):
+    for position in random.Random(2).sample(range(len(raw)), 120):
         for junk in (b"\xff", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\x00\x00\x00\x40"):
             bad = (raw[:position] + junk + raw[position + len(junk) :])[: len(raw)]
             with contextlib.suppress(CodecError):
