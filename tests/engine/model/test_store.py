@@ -203,8 +203,8 @@ def wait_for(path: Path) -> None:
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUTAWAY_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert cache_directory() == Path("/home/someone/.cache/cutaway/models")
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert cache_directory() == Path("/somewhere/.cache/cutaway/models")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert cache_directory() == Path("/caches/cutaway/models")
     monkeypatch.setenv("CUTAWAY_CACHE", "/own")

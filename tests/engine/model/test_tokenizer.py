@@ -1,7 +1,6 @@
 """The tokenizer against transformers on the same files, and against ids that were made elsewhere."""
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from engine.model.checkpoint import load_checkpoint
-from engine.model.config import ModelConfig
-from engine.model.pretokenizers import LLAMA3, QWEN2, byte_of_character, use_gpt2, use_split
+from engine.model.pretokenizers import LLAMA3, QWEN2
 from engine.model.tokenizer import Tokenizer
-from tests.engine.model import gguf_files, tiny
+from tests.engine.model.vocabularies import SPECIAL, save, sentencepiece_gguf, theirs, train, write_gguf
 
 DATA = Path(__file__).parents[2] / "data"
 TEXTS = [
@@ -39,9 +37,6 @@ TEXTS = [
     "<s>x</s> <unk><0x41>▁a ▁▁",
     "a" * 300 + " " * 70 + "!" * 50,
 ]
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CHAT = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-
 # Any text at all, and text out of pieces that meet the rules' edges.
 _PIECES = st.sampled_from(
     [
@@ -67,74 +62,6 @@ _PIECES = st.sampled_from(
     ]
 )
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.lists(_PIECES, max_size=12).map("".join)
-
-
-def corpus() -> list[str]:
-    """Text to learn merges from: every kind of piece, so that each rule of splitting shows in the ids."""
-    words = (
-        "the of and to in a is that for it was on are as with his they at be this from I have or by one had not but what all were"
-    )
-    rng = random.Random(0)
-    pieces = [
-        *words.split(),
-        "1",
-        "12",
-        "123",
-        "2024",
-        "\n",
-        "\n\n",
-        "  ",
-        "    ",
-        "'s",
-        "'re",
-        "é",
-        "e\u0301",
-        "你好",
-        "世界",
-        "!!",
-        "==",
-        "(){",
-        "\t",
-        "👍🏽",
-    ]
-    return [("" if rng.random() < 0.3 else " ").join(rng.choices(pieces, k=20)) for _ in range(800)]
-
-
-def train(split: str | None, *, ignore_merges: bool = False, nfc: bool = False) -> Backend:
-    """A byte-level BPE of 700 tokens, with the given rule (None: GPT-2's), as the original tokenizer.json would hold it."""
-    backend = Backend(models.BPE(ignore_merges=ignore_merges))
-    if split is None:
-        use_gpt2(backend)
-    else:
-        use_split(backend, split, nfc=nfc)
-    alphabet = list(byte_of_character())
-    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False)
-    backend.train_from_iterator(corpus(), trainer)
-    return without_last_merges(backend) if ignore_merges else backend
-
-
-def without_last_merges(backend: Backend) -> Backend:
-    """As in Llama-3's vocabulary: some tokens that no merge leads to, which only a whole piece gives."""
-    spec = json.loads(backend.to_str())
-    del spec["model"]["merges"][-60:]
-    return Backend.from_str(json.dumps(spec))
-
-
-def save(directory: Path, backend: Backend, model_type: str, **settings: Any) -> ModelConfig:
-    directory.mkdir(parents=True, exist_ok=True)
-    backend.save(str(directory / "tokenizer.json"))
-    plain = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": "<|endoftext|>", "chat_template": CHAT}
-    (directory / "tokenizer_config.json").write_text(json.dumps({**plain, **settings}))
-    raw = {"model_type": model_type, "vocab_size": 700, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
-           "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
-    (directory / "config.json").write_text(json.dumps(raw))
-    return ModelConfig.from_hf(raw, "config.json")
-
-
-def theirs(path: Path, **options: Any) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(path), **options)
 
 
 def compare(ours: Tokenizer, oracle: Any, text: str) -> None:
@@ -197,24 +124,6 @@ def test_tokens_that_only_tokenizer_config_lists(tmp_path: Path) -> None:
     assert ours.encode("<think>") == [700] and ours.encode("<|pad|>") == [oracle.pad_token_id]
 
 
-def write_gguf(path: Path, backend: Backend, pre: str, family: str = "llama", **metadata: Any) -> Path:
-    spec = json.loads(backend.to_str())
-    tokens = [token for token, _ in sorted(spec["model"]["vocab"].items(), key=lambda item: item[1])]
-    merges = [" ".join(merge) for merge in spec["model"]["merges"]]
-    values = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.token_type": [3 if token in SPECIAL else 1 for token in tokens],
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.chat_template": CHAT,
-    }
-    made = tiny.model(family, vocab_size=len(tokens), num_hidden_layers=1, hidden_size=32, intermediate_size=32)
-    return gguf_files.write(path, made, metadata={**values, **metadata}, tokens=tokens)
-
-
 @pytest.mark.parametrize("pre", ["default", "gpt-2", "smollm"])
 def test_gguf_with_the_rule_of_gpt2(pre: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", train(None), pre)
@@ -256,32 +165,6 @@ def test_gguf_with_user_defined_tokens(tmp_path: Path) -> None:
     for text in (f"x{whole}y", whole, f"<|im_end|>{whole} {whole}"):
         compare(ours, oracle, text)
     assert not ours.is_special(650) and ours.is_special(2)
-
-
-def sentencepiece_gguf(path: Path, **metadata: Any) -> Path:
-    """A vocabulary as sentencepiece BPE has it: byte tokens, pieces with scores by rank, no list of merges."""
-    learned = json.loads(train_metaspace().to_str())["model"]
-    pieces = [token for token, _ in sorted(learned["vocab"].items(), key=lambda item: item[1])]
-    ranks = random.Random(1).sample(range(len(pieces)), len(pieces))  # the order of the ids need not be that of the scores
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *(pieces[rank] for rank in ranks)]
-    scores = [0.0] * 259 + [-float(rank) for rank in ranks]
-    values = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    }
-    made = tiny.model("llama", vocab_size=len(tokens), num_hidden_layers=1, hidden_size=32, intermediate_size=32)
-    return gguf_files.write(path, made, metadata={**values, **metadata}, tokens=tokens)
-
-
-def train_metaspace() -> Backend:
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=400, show_progress=False))
-    return backend
 
 
 def test_gguf_with_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
@@ -369,71 +252,6 @@ def test_nothing_is_added_where_the_file_would_add(tmp_path: Path) -> None:
     assert len(ours.encode("one two three four five")) > 3 and 1 not in ours.encode("one")
 
 
-CONVERSATION = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Say <|im_end|> & <b>é</b> 你好"},
-    {"role": "assistant", "content": "ok"},
-    {"role": "user", "content": ""},
-]
-TEMPLATES = [
-    CHAT,
-    "{%- for m in messages %}\n    {%- if m.role == 'system' %}\n[{{ m.content | trim }}]\n    {%- endif %}\n    {% set x = 1 %}\n{% endfor %}",
-    "{{ bos_token }}{% for m in messages %}{% if loop.index0 == 2 %}{% break %}{% endif %}{{ m | tojson }}{% endfor %}{{ eos_token }}",
-    "{{ messages | tojson(indent=2) }}{{ tools is none }}{{ documents is none }}{{ unk_token }}{{ add_generation_prompt }}",
-    "{{ strftime_now('%Y') }}{% generation %}{{ messages[0].content }}{% endgeneration %}{{ missing is defined }}",
-    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ dict(a=1)['a'] }}",
-]
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("add_generation_prompt", [True, False])
-def test_chat_template(template: str, add_generation_prompt: bool, tmp_path: Path) -> None:
-    config = save(tmp_path, train(QWEN2, nfc=True), "qwen3", chat_template=template)
-    ours, oracle = Tokenizer.from_directory(tmp_path, config), theirs(tmp_path)
-    options = {"add_generation_prompt": add_generation_prompt}
-    assert ours.chat_text(CONVERSATION, **options) == oracle.apply_chat_template(CONVERSATION, tokenize=False, **options)
-    wanted = oracle.apply_chat_template(CONVERSATION, return_dict=False, **options)
-    assert ours.apply_chat_template(CONVERSATION, **options) == wanted
-
-
-def test_where_a_template_may_stand(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    config = save(tmp_path, train(None), "llama", chat_template=named)
-    message = [{"role": "user", "content": "x"}]
-    assert Tokenizer.from_directory(tmp_path, config).chat_text(message) == "D"
-    (tmp_path / "chat_template.jinja").write_text("F")
-    assert (
-        Tokenizer.from_directory(tmp_path, config).chat_text(message)
-        == "F"
-        == theirs(tmp_path).apply_chat_template(message, tokenize=False)
-    )
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        (None, r"this checkpoint has no chat template"),
-        ("{{ raise_exception('roles must alternate') }}", r"refuses these messages: roles must alternate"),
-        ("{% for %}", r"refuses these messages"),
-        ("{{ messages[9].content.x }}", r"refuses these messages"),
-        ("{{ messages[0].content + 1 }}", r"fails on these messages: TypeError"),
-        ("{{ ''.__class__.__mro__ }}", r"refuses these messages: .*unsafe"),
-        ("{{ messages.append(1) }}", r"refuses these messages: .*unsafe|not safely callable"),
-        ("{% for i in range(999999999) %}{% endfor %}", r"fails on these messages: OverflowError"),
-    ],
-)  # fmt: skip
-def test_template_that_cannot_be_used(template: str | None, message: str, tmp_path: Path) -> None:
-    config = save(tmp_path, train(None), "llama", chat_template=template)
-    with pytest.raises(ValueError, match=rf"tokenizer.json: .*{message}"):
-        Tokenizer.from_directory(tmp_path, config).chat_text([{"role": "user", "content": "x"}])
-
-
-@pytest.mark.parametrize("messages", [[], ["hello"], [{"content": "x"}], [{"role": 3, "content": "x"}]])
-def test_messages_that_are_none(messages: Any, qwen: tuple[Tokenizer, Any]) -> None:
-    with pytest.raises(ValueError, match=r"messages? must"):
-        qwen[0].chat_text(messages)
-
-
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[" * 10000])
 def test_damaged_tokenizer_json(content: bytes, tmp_path: Path) -> None:
     config = save(tmp_path, train(None), "llama")
@@ -456,36 +274,28 @@ def test_added_tokens_keep_their_flags() -> None:
     assert repr(AddedToken("a", special=True)) != repr(AddedToken("a", special=False))  # what the merging of lists relies on
 
 
-@pytest.fixture(scope="module")
-def default(model_path: Path) -> tuple[Tokenizer, Any]:
-    return load_checkpoint(model_path).tokenizer, theirs(model_path.parent, gguf_file=model_path.name)
-
-
 @pytest.mark.model
-def test_default_model_against_transformers(default: tuple[Tokenizer, Any]) -> None:
-    ours, oracle = default
+def test_default_model_against_transformers(default_tokenizers: tuple[Tokenizer, Any]) -> None:
+    ours, oracle = default_tokenizers
     compare_all(ours, oracle, examples=400)
     assert ours.vocab_size == len(oracle) == 49152
-    assert ours.apply_chat_template(CONVERSATION) == oracle.apply_chat_template(
-        CONVERSATION, add_generation_prompt=True, return_dict=False
-    )
 
 
 @pytest.mark.model
-def test_default_model_gives_the_recorded_ids(default: tuple[Tokenizer, Any]) -> None:
+def test_default_model_gives_the_recorded_ids(default_tokenizers: tuple[Tokenizer, Any]) -> None:
     bench = json.loads((DATA / "bench_prompts.json").read_text())
     recorded = list(zip(bench["prompts"], bench["prompt_ids"]))
     recorded += [(case["prompt"], case["prompt_ids"]) for case in json.loads((DATA / "greedy_float32.json").read_text())["cases"]]
     assert len(recorded) == 38
     for prompt, ids in recorded:
-        assert default[0].encode(prompt) == ids and default[0].decode(ids) == prompt
+        assert default_tokenizers[0].encode(prompt) == ids and default_tokenizers[0].decode(ids) == prompt
     for ids in (bench["p512"], bench["p2048"], bench["long_ids"]):
-        assert default[0].encode(default[0].decode(ids)) == ids
+        assert default_tokenizers[0].encode(default_tokenizers[0].decode(ids)) == ids
 
 
 @pytest.mark.model
-def test_default_model_token_bytes(default: tuple[Tokenizer, Any]) -> None:
-    ours, oracle = default
+def test_default_model_token_bytes(default_tokenizers: tuple[Tokenizer, Any]) -> None:
+    ours, oracle = default_tokenizers
     for token_id in range(ours.vocab_size):
         assert ours.token_text(token_id) == oracle.decode([token_id])
     assert ours.token_bytes(2) == b"<|im_end|>" and ours.is_special(2) and not ours.is_special(3000)
