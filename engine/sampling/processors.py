@@ -82,13 +82,15 @@ def apply_penalties(
     repetition_penalty: Sequence[float],
     presence_penalty: Sequence[float],
     frequency_penalty: Sequence[float],
+    out: Tensor | None = None,
 ) -> Tensor:
     """Make tokens that were already there less likely; float32 [S, V]. ``counts[i]`` and the penalties belong to row i.
 
     Repetition (Keskar et al., "CTRL", 2019, with the sign rule of transformers and vLLM): the logit of each token of
     prompt or output is divided by the penalty when positive and multiplied by it otherwise. Then frequency and
     presence (as OpenAI's API defines them, over the output only): logit - frequency * count - presence * (count > 0).
-    1, 0 and 0 change nothing. ValueError for a token id outside the vocabulary.
+    1, 0 and 0 change nothing. ``out``: float32 [S, V] to write to (not ``logits``). ValueError for a token id outside
+    the vocabulary.
     """
     sizes = [len(c.ids) for c in counts]
     rows_N = np.repeat(np.arange(len(counts)), sizes)
@@ -101,7 +103,7 @@ def apply_penalties(
     )
     count_N, repetition_N, presence_N, frequency_N = torch.from_numpy(per_token).to(logits.device)
     where = (torch.from_numpy(rows_N).to(logits.device), torch.from_numpy(ids_N).to(logits.device))
-    out = logits.float() if logits.dtype != torch.float32 else logits.clone()
+    out = (torch.empty_like(logits, dtype=torch.float32) if out is None else out).copy_(logits)
     x = out[where]
     x = torch.where(x > 0, x / repetition_N, x * repetition_N)
     x = x - frequency_N * count_N - presence_N * (count_N > 0)

@@ -24,6 +24,7 @@ from engine.sampling.processors import NEG_INF, TokenCounts, apply_penalties
 from engine.sampling.rng import uniform, uniforms
 from engine.sampling.selection import Draws
 
+_COLDEST, _HOTTEST = 1e-30, 1e30  # beyond, float32 logits give the same; within, 1 / temperature is a float32 number
 _SCALAR_DRAWS = 16  # up to this many rows the scalar generator is faster than the vectorised one
 
 
@@ -67,9 +68,10 @@ class Sampled:
 
 
 class Sampler:
-    """``sample`` turns the logits of a step into tokens. Holds no state between calls.
+    """``sample`` turns the logits of a step into tokens. Nothing but memory to work in is kept between calls.
 
     ``head``: how many of the likeliest tokens are sorted before a row is walked whole; it changes no result.
+    Not for several threads at once.
     """
 
     def __init__(self, vocab_size: int, head: int = 64) -> None:
@@ -77,6 +79,7 @@ class Sampler:
             raise ValueError(f"vocab_size and head must be at least 1, got {vocab_size!r} and {head!r}")
         self.vocab_size = vocab_size
         self._head = head
+        self._buffers: dict[str, Tensor] = {}
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[SampleRow], observe_top: int | None = None) -> list[Sampled]:
@@ -104,14 +107,14 @@ class Sampler:
 
     def _greedy(self, logits: Tensor, rows: list[SampleRow], _: int | None) -> list[Sampled]:
         """Rows of temperature 0 that nobody observes: the first of the largest logits, and no exponentials."""
-        values, ids = _argmax(_penalised(logits, rows))
+        values, ids = _argmax(self._penalised(logits, rows))
         host = torch.stack([values.double(), ids.double()]).cpu()
         return [_failed(v) or Sampled(int(i), nucleus_mass=0.0) for v, i in zip(*host.tolist(), strict=True)]
 
     def _draw(self, logits: Tensor, rows: list[SampleRow], observe_top: int | None) -> list[Sampled]:
         """Rows that are drawn, or observed."""
-        raw = logits.float()
-        penalised = _penalised(raw, rows)
+        raw = logits if logits.dtype == torch.float32 else self._buffer("raw", logits).copy_(logits)
+        penalised = self._penalised(raw, rows)
         wanted = [-1 if r.params.logprobs is None else r.params.logprobs for r in rows]
         listed = min(max(*wanted, -1 if observe_top is None else observe_top), self.vocab_size)  # -1: nobody observes
         table = _table(rows, self.vocab_size)
@@ -135,20 +138,22 @@ class Sampler:
         h = selection.head(logits, size)
         draws = Draws.of(table, logits.device)
         top = h.values_SK[:, :1]
-        warm = bool((table[0] != 1).any())
-        open_ = bool(((table[1] >= self.vocab_size) & (table[3] == 0)).any())  # rows that neither top_k nor min_p cuts
-        seen: dict[str, Tensor] = {}
-        if listed >= 0:
-            seen["raw_total"], seen["entropy"] = selection.mass_and_entropy(raw, raw.amax(-1, keepdim=True))
-        if seen and not warm and raw is logits:
-            total = seen["raw_total"]
-        elif open_ or seen:
-            total = selection.mass(logits, top, draws.temperature if warm else None)
-        else:
-            total = torch.zeros(len(raw), dtype=torch.float64, device=raw.device)
+        temperature = draws.temperature if (table[0] != 1).any() else None
+        open_ = ((table[1] >= self.vocab_size) & (table[3] == 0)).any()  # rows that neither top_k nor min_p cuts
+        observe = listed >= 0
+        total = at_one = entropy = torch.zeros(len(raw), dtype=torch.float64, device=raw.device)
+        if observe and raw is logits:
+            total, at_one, entropy = selection.masses(raw, top, temperature)
+        elif observe:
+            total = selection.mass(logits, top, temperature)
+            _, at_one, entropy = selection.masses(raw, raw.amax(-1, keepdim=True))
+        elif open_:
+            total = selection.mass(logits, top, temperature)
         pick = selection.walk_head(h, draws, total.unsqueeze(-1), self.vocab_size)
-        if seen:
-            seen |= selection.look(raw, logits, h if raw is logits else selection.head(raw, size), pick, listed)
+        seen: dict[str, Tensor] = {}
+        if observe:
+            raw_head = h if raw is logits else selection.head(raw, size)
+            seen = {"raw_total": at_one, "entropy": entropy} | selection.look(raw, logits, raw_head, pick, listed)
         host = _to_host({"top": top, "total": total, **vars(pick), **seen})
         self._walk_whole(raw, logits, table, listed, host)
         return host
@@ -169,6 +174,27 @@ class Sampler:
             found = vars(pick) | (selection.look_row(raw_row, row, pick, listed) if listed >= 0 else {})
             for name, value in found.items():
                 host[name][i] = value
+
+    def _penalised(self, logits: Tensor, rows: list[SampleRow]) -> Tensor:
+        """Float32 logits after the penalties; the same tensor when no row has one."""
+        counts = [_counts(row) for row in rows]
+        if all(c is _NOTHING for c in counts):
+            return logits
+        return apply_penalties(
+            logits,
+            counts,
+            repetition_penalty=[row.params.repetition_penalty for row in rows],
+            presence_penalty=[row.params.presence_penalty for row in rows],
+            frequency_penalty=[row.params.frequency_penalty for row in rows],
+            out=self._buffer("penalised", logits),
+        )
+
+    def _buffer(self, name: str, like: Tensor) -> Tensor:
+        """Float32 memory of the shape of ``like``; asking the system for it at every step would cost more than filling it."""
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < len(like) or buffer.device != like.device:
+            buffer = self._buffers[name] = torch.empty(like.shape, dtype=torch.float32, device=like.device)
+        return buffer[: len(like)]
 
 
 def _sampled(host: dict[str, np.ndarray], i: int, row: SampleRow, draw: np.ndarray, observe_top: int | None) -> Sampled:
@@ -237,26 +263,18 @@ def _limit(logits: Tensor) -> Tensor:
     return torch.where(infinite.any(-1, keepdim=True), torch.where(infinite, 0.0, NEG_INF), logits)
 
 
-def _penalised(logits: Tensor, rows: list[SampleRow]) -> Tensor:
-    """Float32 logits after the penalties; the same tensor when no row has one."""
-    counts, penalties = [], []
-    for row in rows:
-        p = row.params
-        penalties.append((p.repetition_penalty, p.presence_penalty, p.frequency_penalty))
-        if penalties[-1] == (1, 0, 0):
-            counts.append(_NOTHING)
-            continue
-        if row.counts is None:
-            counts.append(TokenCounts(row.prompt_token_ids, row.output_token_ids))
-        else:
-            row.counts.update(row.output_token_ids)
-            counts.append(row.counts)
-    if all(c is _NOTHING for c in counts):
-        return logits
-    return apply_penalties(logits, counts, *zip(*penalties, strict=True))
-
-
 _NOTHING = TokenCounts(())
+
+
+def _counts(row: SampleRow) -> TokenCounts:
+    """What the penalties of this row look at, up to date; ``_NOTHING`` where it has none."""
+    p = row.params
+    if p.repetition_penalty == 1 and p.presence_penalty == 0 and p.frequency_penalty == 0:
+        return _NOTHING
+    if row.counts is None:
+        return TokenCounts(row.prompt_token_ids, row.output_token_ids)
+    row.counts.update(row.output_token_ids)
+    return row.counts
 
 
 def _table(rows: list[SampleRow], vocab: int) -> np.ndarray:
@@ -267,7 +285,8 @@ def _table(rows: list[SampleRow], vocab: int) -> np.ndarray:
         if p.temperature == 0:
             table[:, i] = 1, 1, 1, 0, 0
         else:
-            table[:, i] = p.temperature, min(p.top_k, vocab) if p.top_k > 0 else vocab, p.top_p, p.min_p, 0
+            temperature = min(max(p.temperature, _COLDEST), _HOTTEST)
+            table[:, i] = temperature, min(p.top_k, vocab) if p.top_k > 0 else vocab, p.top_p, p.min_p, 0
     drawn = [i for i, row in enumerate(rows) if row.params.temperature != 0]
     if len(drawn) <= _SCALAR_DRAWS:
         for i in drawn:

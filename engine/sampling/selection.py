@@ -5,18 +5,21 @@ short sorted head of the row. ``head`` cuts it out, ``walk_head`` walks the head
 says for which rows the head was long enough, ``walk_row`` is the same walk over one whole row on the host, for the few
 rows that need more. Both add the same float64 numbers in the same order, so on a CPU they agree to the last bit.
 
-Shapes: S rows, V vocabulary, K tokens of the head, C ids a group, G groups.
+Shapes: S rows, V vocabulary, K tokens of the head.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_GROUP = 64  # ids a group: V / 64 maxima to choose from, then 64 ids of each chosen group
-_SMALL = 2048  # below this many tokens a plain sort is cheaper than groups
+_GROUP = 8  # numbers a group, see _largest
+_SMALL = 1024  # up to this many numbers a plain sort or topk is cheaper than groups
+_STRIDE = 64  # float32 numbers that are added before the sum goes on in float64
+_LOWEST = torch.finfo(torch.float32).min
 _ROWS = 4  # rows whose exponentials are summed at once: float32 work that stays in a core's L2 cache
 _CHUNK = 2048  # tokens that walk_row weighs at a time
 
@@ -36,74 +39,93 @@ class Head:
 
 
 def head(logits: Tensor, k: int) -> Head:
-    """The head of ``k`` tokens (fewer when the vocabulary is smaller) of float32 rows [S, V].
-
-    Token ids are dealt into G groups, i and i + G and i + 2G ... into the same; only the k groups with the largest
-    maxima can hold tokens that lie above the k-th of these maxima, so only their members are compared.
-    """
-    vocab = logits.shape[-1]
-    if vocab <= max(_SMALL, k):
+    """The head of ``k`` tokens (fewer when the vocabulary is smaller) of float32 rows [S, V]."""
+    if logits.shape[-1] <= max(_SMALL, k):
         values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
         return Head(values, ids, torch.full_like(values[:, :1], -math.inf))
-    groups = vocab // _GROUP
-    body, tail = logits[:, : groups * _GROUP].unflatten(-1, (_GROUP, groups)), logits[:, groups * _GROUP :]
-    chosen = min(k, groups)
-    best = body.amax(1).topk(chosen, dim=-1)
-    members = best.indices.sort(dim=-1).values.unsqueeze(1)  # ascending, so that ids below ascend too
-    ids = members + torch.arange(0, groups * _GROUP, groups, device=logits.device).unsqueeze(-1)
-    values = body.gather(2, members.expand(-1, _GROUP, -1)).flatten(1)
-    ids = ids.flatten(1)
-    if tail.shape[-1]:
-        values = torch.cat([values, tail], dim=-1)
-        ids = torch.cat([ids, torch.arange(groups * _GROUP, vocab, device=logits.device).expand(len(logits), -1)], dim=-1)
-    found = values.topk(k, dim=-1, sorted=False)
-    at = found.indices.sort(dim=-1).values
-    values_SK, order = torch.sort(values.gather(-1, at), dim=-1, descending=True, stable=True)
-    floor = values_SK[:, -1:]
-    if chosen < groups:
-        floor = torch.maximum(floor, best.values[:, -1:])
-    return Head(values_SK, ids.gather(-1, at.gather(-1, order)), floor)
+    ids, floor = _largest(logits, k)
+    ids = ids.sort(dim=-1).values  # ascending, so that the stable sort leaves ties in order
+    values, order = torch.sort(logits.gather(-1, ids), dim=-1, descending=True, stable=True)
+    return Head(values, ids.gather(-1, order), floor)
+
+
+def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Indices of the k largest of each row of [S, N], in any order, and a value [S, 1] above which nothing is missing.
+
+    Only the k groups with the largest maxima can hold what lies above the k-th of these maxima. Finding those groups is
+    the same task on an eighth of the numbers, so a row is read once, by a maximum that runs at the speed of memory.
+    Group g is g, g + G, g + 2 G, ...; the few numbers that are left over at the end are candidates as they are.
+    """
+    n = x.shape[-1]
+    if n <= max(_SMALL, _GROUP * k):
+        found = x.topk(k, dim=-1, sorted=False)
+        return found.indices, found.values.amin(-1, keepdim=True)
+    groups = n // _GROUP
+    used = groups * _GROUP
+    chosen, floor = _largest(x[:, :used].unflatten(-1, (_GROUP, groups)).amax(1), k)
+    members = (chosen.unsqueeze(1) + torch.arange(0, used, groups, device=x.device).unsqueeze(-1)).flatten(1)
+    if used < n:
+        members = torch.cat([members, torch.arange(used, n, device=x.device).expand(len(x), -1)], dim=-1)
+    found = x.gather(-1, members).topk(k, dim=-1, sorted=False)
+    return members.gather(-1, found.indices), torch.maximum(floor, found.values.amin(-1, keepdim=True))
 
 
 def mass(logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None) -> Tensor:
     """Sum of exp((logit - top) / temperature) over each row of float32 [S, V]; float64 [S].
 
     ``top_S1`` float32 [S, 1]: the row's largest logit. ``temperature_S1`` float64 [S, 1], None: 1. Exponentials are
-    float32, no more than about 64 of them are added before the sum goes on in float64, in an order that does not depend on S.
+    float32, ``_STRIDE`` of them are added before the sum goes on in float64, in an order that does not depend on S.
     """
     inverse = None if temperature_S1 is None else (1 / temperature_S1).float()
-    sums = []
-    for rows in _blocks(logits):
-        x = logits[rows] - top_S1[rows]
+    sums = _Sums(logits)
+    for rows, x, _ in _blocks(logits):
+        torch.sub(logits[rows], top_S1[rows], out=x)
         if inverse is not None:
             x.mul_(inverse[rows])
-        sums.append(_sum(x.exp_()))
-    return torch.cat(sums)
+        sums.add(rows, x.exp_())
+    return sums.total()
 
 
-def mass_and_entropy(logits: Tensor, top_S1: Tensor) -> tuple[Tensor, Tensor]:
-    """``mass`` at temperature 1 and the entropy of the distribution in nats, float64 [S] each."""
-    sums, weighted = [], []
-    for rows in _blocks(logits):
-        x = logits[rows] - top_S1[rows]
-        x.clamp_(min=-200.0)  # exp is 0 below -104 already, and 0 * -inf would be NaN
-        w = x.exp()
-        sums.append(_sum(w))
-        weighted.append(_sum(w.mul_(x)))
-    total = torch.cat(sums)
-    return total, total.log() - torch.cat(weighted) / total
+def masses(logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row [S], float64: ``mass`` at the temperature, at 1, and the entropy at 1 in nats. Reads the row once."""
+    inverse = None if temperature_S1 is None else (1 / temperature_S1).float()
+    tempered, plain, weighted = _Sums(logits), _Sums(logits), _Sums(logits)
+    for rows, x, w in _blocks(logits):
+        torch.sub(logits[rows], top_S1[rows], out=x)
+        x.clamp_(min=_LOWEST)  # in place of -inf: 0 * -inf would be NaN
+        torch.exp(x, out=w)
+        plain.add(rows, w)
+        weighted.add(rows, w.mul_(x))
+        if inverse is not None:
+            tempered.add(rows, x.mul_(inverse[rows]).exp_())
+    at_one = plain.total()
+    return at_one if inverse is None else tempered.total(), at_one, at_one.log() - weighted.total() / at_one
 
 
-def _blocks(logits: Tensor) -> list[slice]:
-    step = _ROWS if logits.device.type == "cpu" else max(1, len(logits))
-    return [slice(i, i + step) for i in range(0, len(logits), step)]
+def _blocks(logits: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Slices of rows to work on one after the other, each with twice the memory of its rows (the same each time)."""
+    step = min(_ROWS, len(logits)) if logits.device.type == "cpu" else len(logits)
+    scratch = torch.empty(2, step, logits.shape[-1], device=logits.device)
+    for i in range(0, len(logits), step):
+        yield slice(i, i + step), *scratch[:, : len(logits) - i]
 
 
-def _sum(x: Tensor) -> Tensor:
-    """Row sums of float32 [S, V]: float32 over strides of 64 values, float64 over what they give."""
-    groups = max(1, x.shape[-1] // _GROUP)
-    used = x.shape[-1] // groups * groups
-    return x[:, :used].unflatten(-1, (-1, groups)).sum(1).double().sum(-1) + x[:, used:].double().sum(-1)
+class _Sums:
+    """Row sums of [S, V]: float32 over ``_STRIDE`` values that lie V / ``_STRIDE`` apart, float64 over what they give."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._strides = max(1, like.shape[-1] // _STRIDE)
+        self._used = like.shape[-1] // self._strides * self._strides
+        self._parts = torch.empty(len(like), self._strides + like.shape[-1] - self._used, device=like.device)
+
+    def add(self, rows: slice, x: Tensor) -> None:
+        parts = self._parts[rows]
+        torch.sum(x[:, : self._used].unflatten(-1, (-1, self._strides)), 1, out=parts[:, : self._strides])
+        if self._used < x.shape[-1]:
+            parts[:, self._strides :] = x[:, self._used :]
+
+    def total(self) -> Tensor:
+        return self._parts.double().sum(-1)
 
 
 @dataclass(frozen=True)
@@ -184,8 +206,9 @@ def walk_row(logits_V: np.ndarray, draw: np.ndarray, total: float) -> Pick:
     temperature, top_k, top_p, min_p, u = (float(x) for x in draw)
     vocab = len(logits_V)
     open_, no_p = top_k >= vocab and min_p == 0, top_p >= 1
-    ordered = np.sort(logits_V)[::-1]
-    count = min(int(top_k), int(np.count_nonzero(ordered > -np.inf)))
+    ascending = np.sort(logits_V)
+    ordered = ascending[::-1]
+    count = min(int(top_k), vocab - int(np.searchsorted(ascending, -np.inf, side="right")))
     summed, w = np.zeros(1), np.zeros(0)  # summed[i]: mass before the i-th token
 
     def weigh(enough) -> None:
@@ -215,12 +238,12 @@ def walk_row(logits_V: np.ndarray, draw: np.ndarray, total: float) -> Pick:
     return Pick(
         resolved=True,
         index=index,
-        token_id=_id_at(logits_V, ordered, index),
+        token_id=_id_at(logits_V, ascending, index),
         prob=float(w[index]) / mass2,
         weight=mass2,
         size=vocab if all_kept else n2,
         last_value=-math.inf if all_kept else float(ordered[n2 - 1]),
-        last_id=vocab if all_kept else _id_at(logits_V, ordered, n2 - 1),
+        last_id=vocab if all_kept else _id_at(logits_V, ascending, n2 - 1),
     )
 
 
@@ -234,13 +257,13 @@ def look(raw: Tensor, logits: Tensor, h: Head, pick: Pick, listed: int) -> dict[
     token = torch.as_tensor(pick.token_id).unsqueeze(-1)
     raw_logit = raw.gather(-1, token)
     above = (h.values_SK > raw_logit) | ((h.values_SK == raw_logit) & (h.ids_SK < token))
-    whole = h.floor_S1 == -math.inf
+    listable = (h.size_S >= listed) | (h.values_SK.shape[-1] == raw.shape[-1])
     ids = h.ids_SK[:, :listed]
     return {
         "raw_top": h.values_SK[:, 0],
         "raw_logit": raw_logit.squeeze(-1),
         "rank": above.sum(-1) + 1,
-        "looked": (whole | ((raw_logit > h.floor_S1) & (h.size_S.unsqueeze(-1) >= listed))).squeeze(-1),
+        "looked": (raw_logit > h.floor_S1).squeeze(-1) & listable,
         "list_ids": ids,
         "list_raw": h.values_SK[:, :listed],
         "list_values": logits.gather(-1, ids),
@@ -261,8 +284,8 @@ def look_row(raw_V: np.ndarray, logits_V: np.ndarray, pick: Pick, listed: int) -
     return found | {"list_ids": ids, "list_raw": raw_V[ids], "list_values": logits_V[ids]}
 
 
-def _id_at(logits_V: np.ndarray, ordered: np.ndarray, index: int) -> int:
-    """The id of the token at a place in the order: of tokens with that value, ids ascend."""
-    value = ordered[index]
-    first = int(np.count_nonzero(ordered > value))
+def _id_at(logits_V: np.ndarray, ascending: np.ndarray, index: int) -> int:
+    """The id of the token at a place in the (descending) order: of tokens with that value, ids ascend."""
+    value = ascending[len(ascending) - 1 - index]
+    first = len(ascending) - int(np.searchsorted(ascending, value, side="right"))
     return int(np.flatnonzero(logits_V == value)[index - first])

@@ -15,7 +15,7 @@ class Answer:
     logprob: float
     rank: int
     entropy: float
-    margin: float  # how far u and the cuts are from an edge (relative to the mass): below 1e-5 float32 may differ
+    margin: float  # how far u and the cuts are from an edge (relative to the mass)
 
 
 def ordered(x: list[float]) -> list[int]:
@@ -81,7 +81,8 @@ def choose(raw: list[float], params: SamplingParams, u: float, prompt=(), output
             if token is None and walked > u:
                 token = i
         token = token if token is not None else [i for i in kept if p[i] > 0][-1]
-        p = [p[i] / mass if i in set(kept) else 0.0 for i in range(len(x))]
+        final = set(kept)
+        p = [p[i] / mass if i in final else 0.0 for i in range(len(x))]
     q = softmax(raw)
     entropy = -math.fsum(v * math.log(v) for v in q if v > 0)
     return Answer(
