@@ -323,14 +323,12 @@ class StructColumn(Column):
         self.keep = frozenset(self.names) if keep is None else keep
         self.signature = "{" + ",".join(f"{n}:{c.signature}" for n, c in zip(self.names, self.columns)) + "}"
         self._build = _constructor(struct, self.names, {n: _empty_of(hints[n]) for n in self.names if n not in self.keep})
-        self._values = operator.attrgetter(*self.names)
+        self._getters = [operator.attrgetter(name) for name in self.names]
 
     def write(self, w: Writer, values: list[Any]) -> None:
-        rows = map(self._values, values)
-        by_field = list(zip(*rows)) if len(self.names) > 1 else [tuple(rows)]
-        for i, (name, column) in enumerate(zip(self.names, self.columns)):
+        for name, column, getter in zip(self.names, self.columns, self._getters):
             try:
-                column.write(w, list(by_field[i]) if values else [])
+                column.write(w, list(map(getter, values)))  # not rows that are zipped: a tuple each would wake the collector
             except CodecError as error:
                 raise CodecError(f"{name}: {error}") from None
 

@@ -1,9 +1,12 @@
 """Keyframes of a log, and how large events are."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from engine.events.state import State
-from engine.events.types import EngineStarted, Event, LogitsRecorded, RequestAdded, Snapshot, StepDone, TokenSampled
+from engine.events.types import EngineStarted, Event, LogitsRecorded, RequestAdded, RequestState, Snapshot, StepDone, TokenSampled
 
 
 class Keyframe:
@@ -38,16 +41,25 @@ class Keyframe:
         return state
 
 
+_WEIGHTS: dict[type, Callable[[Any], int]] = {
+    TokenSampled: lambda e: 300 + 180 * len(e.top),
+    StepDone: lambda e: 700 + 120 * len(e.runs),
+    RequestAdded: lambda e: 1000 + 10 * len(e.prompt_token_ids) + len(e.prompt_text),
+    Snapshot: lambda e: 1000 + 8 * len(e.ref_counts) + 100 * len(e.cached) + sum(map(_state_weight, e.requests)),
+    LogitsRecorded: lambda e: 300 + len(e.logits),
+}
+
+
+def _state_weight(r: RequestState) -> int:
+    return (
+        1500
+        + 10 * (len(r.prompt_token_ids) + len(r.output_token_ids) + len(r.block_ids))
+        + len(r.prompt_text)
+        + len(r.output_text)
+    )
+
+
 def weight(event: Event) -> int:
     """About the bytes that an event takes as objects: rough, but never far below for the kinds that can be large."""
-    if isinstance(event, TokenSampled):
-        return 300 + 180 * len(event.top)
-    if isinstance(event, StepDone):
-        return 700 + 120 * len(event.runs)
-    if isinstance(event, RequestAdded):
-        return 1000 + 10 * len(event.prompt_token_ids) + len(event.prompt_text)
-    if isinstance(event, Snapshot):
-        return 1000 + 8 * event.num_blocks + 100 * len(event.cached) + 2000 * len(event.requests)
-    if isinstance(event, LogitsRecorded):
-        return 300 + len(event.logits)
-    return 300
+    measure = _WEIGHTS.get(type(event))
+    return 300 if measure is None else measure(event)
