@@ -1,5 +1,6 @@
 """What every page is made of: a view of the store, and the clock that says which step it shows."""
 
+import threading
 from typing import Any, ClassVar
 
 import panel as pn
@@ -85,6 +86,9 @@ class ExplorerView(pn.viewable.Viewer):
         self.clock = clock if clock is not None else Clock()
         self.cursor = 0  # the index in the log up to which this view has seen the events
         self.missed = 0  # events that the ring buffer dropped before this view saw them
+        # A server with several threads runs the callbacks of one browser side by side: whatever takes events in or reads what
+        # they left holds this.
+        self.lock = threading.RLock()
 
     def new_events(self, limit: int | None = None) -> list[Any]:
         """The events since the last call (at most ``limit``), oldest first."""

@@ -86,6 +86,8 @@ class KnobPanel(pn.viewable.Viewer):
         try:
             for name, widget in self.widgets.items():
                 value = self._engine[name]
+                if widget.disabled != (value is None):  # no engine yet: nothing to show, nothing to move
+                    widget.disabled = value is None
                 if value is None or value == widget.value:
                     self._moved.pop(name, None)
                 elif now - self._moved.get(name, 0.0) >= SETTLE_S:

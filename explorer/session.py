@@ -93,13 +93,20 @@ class Session:
     # -- life ------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the engine in the background, once."""
+        """Start the engine's process, once. Returns at once; requests may be sent while it loads."""
         with self._lock:
             if self.status != "new":
                 return
             self.status, self.message = "starting", _("The engine is starting.")
+            self._launch(self.process.start)
             self._thread = threading.Thread(target=self._poll, name="engine-messages", daemon=True)
             self._thread.start()
+
+    def _launch(self, start: Callable[[], None]) -> None:
+        try:
+            start()
+        except (OSError, RuntimeError, ValueError) as error:  # no process could be made
+            self.status, self.message = "died", str(error)
 
     def restart(self) -> None:
         """A new engine in place of the one that died."""
@@ -108,11 +115,7 @@ class Session:
                 return
             self.status, self.message = "starting", _("The engine is starting again.")
             self._asked.clear()
-        try:
-            self.process.restart()
-        except (OSError, RuntimeError, ValueError) as error:
-            with self._lock:
-                self.status, self.message = "died", str(error)
+        self._launch(self.process.restart)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -121,11 +124,6 @@ class Session:
         self.process.stop()
 
     def _poll(self) -> None:
-        try:
-            self.process.start()
-        except (OSError, RuntimeError, ValueError) as error:
-            with self._lock:
-                self.status, self.message = "died", str(error)
         while not self._stopping.is_set():
             for message in self.process.poll(POLL_S):
                 self._take(message)
@@ -282,10 +280,8 @@ class Session:
             self.notify(owner, str(error))
 
     def _ready(self, owner: str) -> bool:
-        if self.status in ("running", "paused"):
-            return True
-        if self.status == "died":
-            self.notify(owner, _("The engine has stopped. Restart it first."))
-        else:
-            self.notify(owner, _("The engine is still loading the model. Try again in a moment."))
-        return False
+        if self.status in ("new", "died"):
+            self.notify(
+                owner, _("The engine has stopped. Restart it first.") if self.status == "died" else _("No engine was started.")
+            )
+        return self.status not in ("new", "died")

@@ -1,8 +1,11 @@
 """The frame around every page: navigation, the shared engine's state and knobs, time, address, messages, who is here."""
 
+import contextlib
 import functools
 import html
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import panel as pn
@@ -45,6 +48,7 @@ class Shell:
         self._seen: dict[str, Any] = {}  # what the slow parts were last drawn for
         self._ticked = self._status_drawn = time.monotonic()
         self._following_url = False
+        self._lock = threading.RLock()  # a server with several threads runs the callbacks of one browser side by side
         self._build(phone)
         self.go(search)
         self.clock.param.watch(self._clock_moved, ["step", "live", "playing", "request_id", "block_id", "token_index"])
@@ -143,20 +147,23 @@ class Shell:
 
     def go(self, search: str) -> None:
         """Be at this address: page, step, selection, what-if knobs. What it does not say goes back to its default."""
-        query = parse_query(search)
-        self._following_url = True
-        try:
-            self.open(query["page"] if query.get("page") in PAGES else HOME)
-            step = integer(query.get("step"))
-            self.clock.param.update(
-                live=step is None, playing=False, step=step or 0, request_id=query.get("request") or None,
-                block_id=integer(query.get("block")), token_index=integer(query.get("token")),
-            )  # fmt: skip
-            assert self.view is not None
-            for name in self.view.url_params:
-                read_param(self.view, name, query.get(name))
-        finally:
-            self._following_url = False
+        with self._lock:
+            self._following_url = True
+            try:
+                self._go(parse_query(search))
+            finally:
+                self._following_url = False
+
+    def _go(self, query: dict[str, str]) -> None:
+        self.open(query["page"] if query.get("page") in PAGES else HOME)
+        step = integer(query.get("step"))
+        self.clock.param.update(
+            live=step is None, playing=False, step=step or 0, request_id=query.get("request") or None,
+            block_id=integer(query.get("block")), token_index=integer(query.get("token")),
+        )  # fmt: skip
+        assert self.view is not None
+        for name in self.view.url_params:
+            read_param(self.view, name, query.get(name))
 
     def address(self) -> str:
         clock, view = self.clock, self.view
@@ -194,8 +201,9 @@ class Shell:
                 self._write_url(push=True)
 
     def _clock_moved(self, *_events: Any) -> None:
-        if self.view is not None:
-            self.view.update()
+        with self._lock:
+            if self.view is not None:
+                self.view.update()
         if not self.clock.playing:  # an address that changes many times a second would be refused by the browser
             self._write_url()
 
@@ -203,6 +211,15 @@ class Shell:
 
     def tick(self) -> None:
         """Send what is new. With nothing new it compares a few numbers."""
+        if not self._lock.acquire(blocking=False):
+            return  # the last one is still at work
+        try:
+            with _one_message():
+                self._tick()
+        finally:
+            self._lock.release()
+
+    def _tick(self) -> None:
         now = time.monotonic()
         elapsed, self._ticked = now - self._ticked, now
         store = self.store
@@ -226,6 +243,9 @@ class Shell:
         return changed
 
     def _draw_status(self) -> None:
+        session = self.session
+        if not self._changed("status", (session.status, self.store.log.next_index, [viewer.owner for viewer in session.viewers])):
+            return
         for part, text in ((self.status, status_line(self.session)), (self.people, here(self.session, self.clock.owner))):
             if part.object != text:
                 part.object = text
@@ -252,11 +272,12 @@ class Shell:
         if not self._changed("banner", key):
             return
         status, message, notice = key
-        text, kind = (notice, "notice") if notice and status != "died" else (message, status)
-        self.notice.object = f'<div role="alert" class="{kind}">{html.escape(text)}</div>'
+        parts = [(status, message)] if message else []
+        parts += [("notice", notice)] if notice else []
+        self.notice.object = "".join(f'<div role="alert" class="{kind}">{html.escape(text)}</div>' for kind, text in parts)
         self.restart.visible = status == "died"
-        self.dismiss.visible = bool(notice) and status != "died"
-        self.banner.visible = bool(text)
+        self.dismiss.visible = bool(notice)
+        self.banner.visible = bool(parts)
 
     def _show_notice(self, text: str) -> None:
         self._notice = text
@@ -284,6 +305,24 @@ _BANNER_CSS = """
 @keyframes turn { to { transform: rotate(360deg); } }
 @media (prefers-reduced-motion: reduce) { .starting::before { animation: none; } }
 """
+
+
+@contextlib.contextmanager
+def _one_message() -> Iterator[None]:
+    """What changes in the block travels as one message, by Bokeh's own way.
+
+    Panel writes each change at once and queues what finds the socket busy; a message queued while it waits for an earlier one
+    can stay in that queue until something else changes, and then a page misses the last change of a burst.
+    """
+    doc = pn.state.curdoc
+    if doc is None or doc.session_context is None or doc.callbacks.hold_value is not None:
+        yield
+        return
+    doc.hold("collect")
+    try:
+        yield
+    finally:
+        doc.unhold()
 
 
 def serve(session: Any) -> Shell:

@@ -40,11 +40,11 @@ def facts(started: EngineStarted) -> tuple[str, str, str]:
     """(model, "bfloat16 · CPU · torch", how that was decided) from an EngineStarted."""
     config, device = started.config, started.device
     model = str(started.model.get("name") or config.get("model", "?")).rstrip("/").rsplit("/", 1)[-1]
-    rest = [device.get("dtype"), device.get("device"), device.get("attention_backend"), device.get("linear_backend")]
+    rest = [device.get("dtype"), device.get("device"), device.get("attention_backend")]
     why = device.get("why") or ""
     reasons = "; ".join(f"{k}: {v}" for k, v in why.items()) if isinstance(why, dict) else str(why)
-    name, threads = device.get("name"), device.get("threads")
-    more = [str(name) if name else "", _("{n} threads").format(n=threads) if threads else "", reasons]
+    name, threads, linear = device.get("name"), device.get("threads"), device.get("linear_backend")
+    more = [str(name) if name else "", _("{n} threads").format(n=threads) if threads else "", str(linear or ""), reasons]
     return model, " · ".join(dict.fromkeys(str(r) for r in rest if r)), ". ".join(m for m in more if m)
 
 

@@ -36,7 +36,7 @@ GAUGES = [
         "derived",
     ),
 ]
-UNITS = {"tokens_per_second": "tokens/s", "step_ms": "ms", "batch": "requests", "kv_use": "%", "watching": "%"}
+UNITS = {"tokens_per_second": "tok/s", "step_ms": "ms", "batch": "requests", "kv_use": "%", "watching": "%"}
 
 
 class RunView(ExplorerView):
@@ -47,7 +47,7 @@ class RunView(ExplorerView):
         self.rows = RunRows()
         self._shown: tuple[int, bool] = (-1, True)
         self.gauges = Gauges(GAUGES, self._all_points)
-        self.answers = Answers(self.rows, store, session, self.clock)
+        self.answers = Answers(self.rows, store, session, self.clock, self.lock)
         self.sources, self.plot, self._here = gantt()
         self.plot.on_event(Tap, self._tapped)
         self.plot.on_event(DoubleTap, self._double_tapped)
@@ -76,12 +76,17 @@ class RunView(ExplorerView):
 
     def _my_running(self) -> list[str]:
         """The ids of this browser's unfinished requests."""
-        rows = self.rows.requests.values()
-        return list(dict.fromkeys(r.group_id for r in rows if r.owner == self.clock.owner and r.finished_step is None))
+        with self.lock:
+            rows = self.rows.requests.values()
+            return list(dict.fromkeys(r.group_id for r in rows if r.owner == self.clock.owner and r.finished_step is None))
 
     # -- what is new -------------------------------------------------------------------------------------------------------
 
     def update(self) -> None:
+        with self.lock:
+            self._update()
+
+    def _update(self) -> None:
         events = self.new_events()
         shown = (self.shown_step, self.clock.live)
         if not events and shown == self._shown:
@@ -104,7 +109,8 @@ class RunView(ExplorerView):
     # -- gauges --------------------------------------------------------------------------------------------------------------
 
     def _all_points(self) -> dict[str, list[Point]]:
-        return {name: _points(name, self.rows.points_until(name, self.shown_step, KEEP)) for name in UNITS}
+        with self.lock:
+            return {name: _points(name, self.rows.points_until(name, self.shown_step, KEEP)) for name in UNITS}
 
     # -- Gantt ---------------------------------------------------------------------------------------------------------------
 
@@ -131,7 +137,8 @@ class RunView(ExplorerView):
 
     def _bar_at(self, x: float, y: float) -> Bar | None:
         step, ordinal = round(x), round(y)
-        return next((bar for bar in self.rows.steps_between(step, step) if bar.ordinal == ordinal), None)
+        with self.lock:
+            return next((bar for bar in self.rows.steps_between(step, step) if bar.ordinal == ordinal), None)
 
     def _tapped(self, event: Any) -> None:
         if event.x is not None and event.y is not None:

@@ -1,0 +1,50 @@
+"""A session with the stand-in engine, moved by hand: ``send`` and ``run`` in tests, no thread."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.request import SamplingParams
+from explorer.session import Session
+from explorer.store import EventStore
+from tests.explorer.fake import FakeProcess
+
+
+class Desk:
+    """A Session whose messages are read when a test says so."""
+
+    def __init__(self, **config: Any) -> None:
+        self.process = FakeProcess(EngineConfig(**{"num_kv_blocks": 128, **config}))
+        self.session = Session(self.process, EventStore())
+        self.session.status = "starting"
+        self.process.start()
+        self.deliver()
+
+    @property
+    def store(self) -> EventStore:
+        return self.session.store
+
+    def deliver(self) -> None:
+        for message in self.process.poll(0):
+            self.session._take(message)
+
+    def send(self, owner: str = "guest-1", prompt: str = "a prompt of some words", count: int = 1, **params: Any) -> list[str]:
+        ids = [self.session.submit(prompt, SamplingParams(**params), owner) for _ in range(count)]
+        self.deliver()
+        return [i for i in ids if i is not None]
+
+    def run(self, steps: int = 1) -> None:
+        self.process.advance(steps)
+        self.deliver()
+
+
+@pytest.fixture
+def make_desk() -> Callable[..., Desk]:
+    return Desk
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()

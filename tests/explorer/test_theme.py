@@ -1,0 +1,49 @@
+import math
+
+import pytest
+
+from explorer import theme
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "tokens", "0 tokens"),
+        (12, "blocks", "12 blocks"),
+        (0.12345, "ms", "0.123 ms"),
+        (12.345, "ms", "12.3 ms"),
+        (37216.4, "ms", "37,216 ms"),
+        (12345.6, "tokens/s", "12.3k tokens/s"),
+        (1.5e9, "FLOP", "1.50 GFLOP"),
+        (512, "B", "512 B"),
+        (1234567, "B", "1.18 MiB"),
+        (None, "ms", "–"),
+        (math.nan, "%", "–"),
+    ],
+)
+def test_number(value: float | None, unit: str, text: str) -> None:
+    assert theme.number(value, unit) == text
+
+
+def test_owners_keep_their_colours_and_differ() -> None:
+    names = [f"test-owner-{i}" for i in range(6)]
+    colours = [theme.owner_colour(name) for name in names]
+    assert len(set(colours)) == 6
+    assert [theme.owner_colour(name) for name in reversed(names)] == colours[::-1]
+
+
+def test_requests_of_one_owner_have_different_shades() -> None:
+    assert len({theme.request_colour("test-owner-0", i) for i in range(4)}) == 4
+    assert theme.mix("#000000", "#ffffff", 0.5) == "#808080"
+
+
+def test_badges_carry_a_word_and_its_meaning() -> None:
+    for kind in ("measured", "derived", "modelled", "replayed", "live", "what-if"):
+        assert kind in theme.badge(kind) and "title=" in theme.badge(kind)
+    with pytest.raises(ValueError, match=r"badge must be one of measured.*got 'guessed'"):
+        theme.badge("guessed")
+
+
+def test_texts_are_escaped() -> None:
+    for markup in (theme.heading("<b>", hint="<script>"), theme.empty("<img onerror=x>")):
+        assert "<b>" not in markup and "<script>" not in markup and "<img" not in markup
