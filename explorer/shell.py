@@ -1,11 +1,9 @@
 """The frame around every page: navigation, the shared engine's state and knobs, time, address, messages, who is here."""
 
-import contextlib
 import functools
 import html
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import panel as pn
@@ -214,8 +212,7 @@ class Shell:
         if not self._lock.acquire(blocking=False):
             return  # the last one is still at work
         try:
-            with _one_message():
-                self._tick()
+            self._tick()
         finally:
             self._lock.release()
 
@@ -307,31 +304,14 @@ _BANNER_CSS = """
 """
 
 
-@contextlib.contextmanager
-def _one_message() -> Iterator[None]:
-    """What changes in the block travels as one message, by Bokeh's own way.
-
-    Panel writes each change at once and queues what finds the socket busy; a message queued while it waits for an earlier one
-    can stay in that queue until something else changes, and then a page misses the last change of a burst.
-    """
-    doc = pn.state.curdoc
-    if doc is None or doc.session_context is None or doc.callbacks.hold_value is not None:
-        yield
-        return
-    doc.hold("collect")
-    try:
-        yield
-    finally:
-        doc.unhold()
-
-
 def serve(session: Any) -> Shell:
     """Put the frame into the current document: what the app's script calls once a browser session."""
     arguments = pn.state.session_args
     search = format_query({name: values[-1].decode("utf-8", "replace") for name, values in arguments.items() if values})
     agent = str(pn.state.headers.get("User-Agent", "")) if pn.state.headers else ""
     shell = Shell(session, search, phone="Mobi" in agent)
-    pn.state.add_periodic_callback(shell.tick, period=TICK_MS)
+    # Not before the browser has the page: Panel drops what changes between its taking the document and its saying so.
+    pn.state.onload(functools.partial(pn.state.add_periodic_callback, shell.tick, period=TICK_MS))
     # The script's globals are gone when this runs, so it holds what it needs.
     pn.state.on_session_destroyed(functools.partial(_closed, shell))
     shell.page.servable()
