@@ -43,31 +43,28 @@ def head(logits: Tensor, k: int) -> Head:
     if logits.shape[-1] <= max(_SMALL, k):
         values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
         return Head(values, ids, torch.full_like(values[:, :1], -math.inf))
-    ids, floor = _largest(logits, k)
-    ids = ids.sort(dim=-1).values  # ascending, so that the stable sort leaves ties in order
+    ids = _largest(logits, k).sort(dim=-1).values  # ascending, so that the stable sort leaves ties in order
     values, order = torch.sort(logits.gather(-1, ids), dim=-1, descending=True, stable=True)
-    return Head(values, ids.gather(-1, order), floor)
+    return Head(values, ids.gather(-1, order), values[:, -1:])
 
 
-def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Indices of the k largest of each row of [S, N], in any order, and a value [S, 1] above which nothing is missing.
+def _largest(x: Tensor, k: int) -> Tensor:
+    """Indices [S, k] of the k largest of each row of [S, N], in any order and with any choice among equals.
 
-    Only the k groups with the largest maxima can hold what lies above the k-th of these maxima. Finding those groups is
-    the same task on an eighth of the numbers, so a row is read once, by a maximum that runs at the speed of memory.
-    Group g is g, g + G, g + 2 G, ...; the few numbers that are left over at the end are candidates as they are.
+    Only the k groups with the largest maxima need be searched: those maxima are k numbers that nothing elsewhere
+    exceeds. Finding these groups is the same task on an eighth of the numbers, so a row is read once, by a maximum that
+    runs at the speed of memory. Group g is g, g + G, g + 2 G, ...; the few numbers left over at the end join as they are.
     """
     n = x.shape[-1]
     if n <= max(_SMALL, _GROUP * k):
-        found = x.topk(k, dim=-1, sorted=False)
-        return found.indices, found.values.amin(-1, keepdim=True)
+        return x.topk(k, dim=-1, sorted=False).indices
     groups = n // _GROUP
     used = groups * _GROUP
-    chosen, floor = _largest(x[:, :used].unflatten(-1, (_GROUP, groups)).amax(1), k)
+    chosen = _largest(x[:, :used].unflatten(-1, (_GROUP, groups)).amax(1), k)
     members = (chosen.unsqueeze(1) + torch.arange(0, used, groups, device=x.device).unsqueeze(-1)).flatten(1)
     if used < n:
         members = torch.cat([members, torch.arange(used, n, device=x.device).expand(len(x), -1)], dim=-1)
-    found = x.gather(-1, members).topk(k, dim=-1, sorted=False)
-    return members.gather(-1, found.indices), torch.maximum(floor, found.values.amin(-1, keepdim=True))
+    return members.gather(-1, x.gather(-1, members).topk(k, dim=-1, sorted=False).indices)
 
 
 def mass(logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None) -> Tensor:
