@@ -64,8 +64,8 @@ def main() -> None:
         batch = rows(params)
         times = [milliseconds(lambda: sampler.sample(x, batch, observe)) for observe in (None, 0, 20)]  # noqa: B023
         print(f"{name:24}" + "".join(f"{a:8.2f} {b:8.2f} {c:8.2f} " for a, b, c in times), flush=True)
-    bf16 = x.bfloat16()
-    a, b, c = milliseconds(lambda: sampler.sample(bf16, rows(CASES["greedy"])))
+    bf16, batch = x.bfloat16(), rows(CASES["greedy"])
+    a, b, c = milliseconds(lambda: sampler.sample(bf16, batch))
     print(f"{'greedy, bfloat16':24}{a:8.2f} {b:8.2f} {c:8.2f}")
 
 
