@@ -14,18 +14,19 @@ from engine.config import DRAINING_KNOBS, LIVE_KNOBS, EngineConfig
 from engine.events.log import EventLog
 from engine.events.recorder import Recorder
 from engine.events.types import EngineStarted, KnobChanged, PoolResized, Snapshot
+from engine.generation import Generation
 from engine.kvcache.pool import BlockPool
 from engine.kvcache.prefix import salt_root
 from engine.loading import Parts, load_parts, make_kv_cache, make_runner
 from engine.output import TextStream
-from engine.request import Request, RequestOutput, SamplingParams, request_seed
+from engine.request import Request, SamplingParams, request_seed
 from engine.scheduler import Schedule, Scheduler
 from engine.timing import cache_timings
 
 _FIXED_SAMPLING = ("n", "seed", "stop", "logprobs")  # cannot change while a request runs
 
 
-class Engine:
+class Engine(Generation):
     """A checkpoint, its KV pool and the requests that share them.
 
     >>> engine = Engine(EngineConfig(model="smollm2-135m", max_num_seqs=8))
@@ -136,7 +137,6 @@ class Engine:
 
     def _step(self) -> list[StepOutput]:
         t0 = time.perf_counter()
-        self._apply_draining()
         if not self.scheduler.running and not self.scheduler.waiting:
             return self.committer.take_outputs()
         self.recorder.step += 1
@@ -151,7 +151,8 @@ class Engine:
         outputs, t3 = self.committer.commit(schedule, logits)
         if self.recorder.on:
             reporting.record_step(self, schedule, (t0, t1, t2, t3, time.perf_counter()))
-        return outputs
+        self._apply_draining()
+        return outputs + self.committer.take_outputs()
 
     def _run(self, schedule: Schedule) -> Any:
         if schedule.copies:
@@ -163,6 +164,7 @@ class Engine:
         for run in schedule.runs:
             self.pool.forget(run.request.block_ids)
             self.committer.finish(run.request, "error", f"the forward pass failed: {type(error).__name__}: {error}")
+        self._apply_draining()
         self._undelivered += self.committer.take_outputs()
 
     def take_outputs(self) -> list[StepOutput]:
@@ -171,7 +173,8 @@ class Engine:
         return outputs
 
     def has_unfinished(self) -> bool:
-        return bool(self._requests or self._undelivered)
+        """Whether ``step`` has something to do: requests, outputs to hand over, a pool to rebuild now that it has drained."""
+        return bool(self._requests or self._undelivered or self._draining)
 
     # -- siblings, finishing (called by the committer) -------------------------------------------------------------------
 
@@ -193,6 +196,7 @@ class Engine:
             return False
         for request in list(group):
             self.committer.finish(request, "abort", message)
+        self._apply_draining()
         self._undelivered += self.committer.take_outputs()
         return True
 
@@ -200,78 +204,6 @@ class Engine:
         """Abort every request of one owner; returns how many."""
         ids = [gid for gid, group in self._requests.items() if group[0].owner == owner]
         return sum(self.abort(request_id, "its owner left") for request_id in ids)
-
-    # -- the convenient ways -----------------------------------------------------------------------------------------------
-
-    def generate(
-        self,
-        prompts: str | Sequence[str | Sequence[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[RequestOutput]:
-        """Run these to the end (with whatever else is queued); results in the order of the prompts.
-
-        If one of the prompts is refused (ValueError), none of them runs.
-        """
-        if isinstance(prompts, str):
-            prompts = [prompts]
-        many = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
-        if len(many) != len(prompts):
-            raise ValueError(f"as many params as prompts are needed, got {len(many)} for {len(prompts)}")
-        ids: list[str] = []
-        done: dict[str, RequestOutput] = {}
-        try:
-            for prompt, each in zip(prompts, many, strict=True):
-                ids.append(self.add_request(prompt, each))
-            while len(done) < len(ids):
-                for output in self._outputs_of(ids):
-                    if output.request is not None:
-                        done[output.request_id] = output.request
-        except BaseException:
-            self._discard(ids)
-            raise
-        return [done[request_id] for request_id in ids]
-
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[str]:
-        """The text as it comes, in pieces that never split a character. Leaving the loop early aborts the request."""
-        if params is not None and params.n != 1:
-            raise ValueError(f"stream() gives one text: n must be 1, got {params.n}")
-        request_id = self.add_request(prompt, params)  # here, so that a bad prompt is refused at the call
-        return self._pieces(request_id)
-
-    def _pieces(self, request_id: str) -> Iterator[str]:
-        try:
-            while True:
-                for output in self._outputs_of([request_id]):
-                    if output.new_text:
-                        yield output.new_text
-                    if output.request is not None:
-                        if output.request.finish_reason == "error":
-                            raise RuntimeError(output.request.message)
-                        return
-        finally:
-            self._discard([request_id])
-
-    def chat(self, messages: Sequence[dict[str, str]], params: SamplingParams | None = None) -> RequestOutput:
-        """One answer to a conversation, through the checkpoint's chat template."""
-        return self.generate([self.tokenizer.apply_chat_template(list(messages))], params)[0]
-
-    def _outputs_of(self, ids: Sequence[str]) -> list[StepOutput]:
-        """Step until something came for these requests; what came for others is kept for their callers."""
-        wanted = set(ids)
-        mine = [o for o in self._undelivered if o.request_id in wanted]
-        if mine:
-            self._undelivered = [o for o in self._undelivered if o.request_id not in wanted]
-            return mine
-        if not any(request_id in self._requests for request_id in wanted):
-            raise RuntimeError(f"requests {sorted(wanted)} are gone and their outputs were taken by someone else")
-        for output in self._step():
-            (mine if output.request_id in wanted else self._undelivered).append(output)
-        return mine
-
-    def _discard(self, ids: Sequence[str]) -> None:
-        for request_id in ids:
-            self.abort(request_id)
-        self._undelivered = [o for o in self._undelivered if o.request_id not in ids]
 
     # -- knobs -------------------------------------------------------------------------------------------------------------
 
@@ -290,7 +222,9 @@ class Engine:
         for name, value in knobs.items():
             if name in DRAINING_KNOBS:
                 if value == getattr(self.config, name):
-                    self._draining.pop(name, None)
+                    given_up = self._draining.pop(name, None)
+                    if given_up is not None:  # it was on its way to another value: everybody sees that it stays
+                        self._record_knob(name, given_up[0], value, by)
                     continue
                 self._draining[name] = (value, by)
                 self._record_knob(name, getattr(self.config, name), value, by, draining=True)

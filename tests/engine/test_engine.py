@@ -290,6 +290,21 @@ def test_reconfigure_now_and_after_draining():
     assert [e.num_blocks for e in checked.events if isinstance(e, PoolResized)] == [9]
 
 
+@pytest.mark.parametrize("by_abort", [False, True])
+def test_the_pool_is_rebuilt_as_soon_as_the_last_request_has_left(by_abort):
+    engine = tiny_engine()
+    checked = Checked(engine)
+    request_id = engine.add_request(prompt(0, 6), GREEDY)
+    checked.step()
+    engine.reconfigure(num_kv_blocks=9)
+    if by_abort:
+        engine.abort(request_id)
+    else:
+        checked.run()
+    checked.check()
+    assert engine.pool.num_blocks == 9 and not engine.scheduler.draining
+
+
 def test_waiting_requests_that_no_longer_fit_are_told():
     engine = tiny_engine(max_num_seqs=1)
     checked = Checked(engine)
