@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.events.types import CacheTimed, EngineStarted
+from engine.events.types import CacheTimed, EngineStarted, PoolResized
 from engine.hardware.flops import forward_flops
 from engine.hardware.memory import KvShape, blocks_for, human_bytes, pool_bytes
 
@@ -16,10 +16,20 @@ LENGTHS = (16, 64, 128, 256, 384, 512)  # contexts at which a step is timed with
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes as the engine allocated them (EngineStarted, then PoolResized)."""
+    """A pool's tensors as the engine allocated them (EngineStarted, then PoolResized)."""
 
-    bytes_per_block: int
+    num_blocks: int
+    block_size: int
     pool_bytes: int
+
+    @classmethod
+    def of(cls, event: EngineStarted | PoolResized) -> "Measured":
+        facts = (
+            event.config
+            if isinstance(event, EngineStarted)
+            else {"num_kv_blocks": event.num_blocks, "block_size": event.block_size}
+        )
+        return cls(int(facts.get("num_kv_blocks") or 0), int(facts.get("block_size") or 0), event.kv_pool_bytes)
 
 
 def shape_of(started: EngineStarted) -> KvShape:
@@ -28,7 +38,7 @@ def shape_of(started: EngineStarted) -> KvShape:
 
 
 def card_html(
-    started: EngineStarted, measured: Measured, num_blocks: int, block_size: int, request: tuple[str, int] | None = None
+    started: EngineStarted, measured: Measured | None, num_blocks: int, block_size: int, request: tuple[str, int] | None = None
 ) -> str:
     """The formula with this model's numbers. ``request``: (id, tokens in its cache) of the one that is selected."""
     shape = shape_of(started)
@@ -82,9 +92,14 @@ def _heads_html(shape: KvShape) -> str:
     return f'<h3>Had it been built otherwise, per token</h3><div class="kv-heads">{rows}</div>'
 
 
-def agreement_html(shape: KvShape, measured: Measured, num_blocks: int, block_size: int) -> str:
-    """The formula's bytes beside those of the tensors, and whether they are the same."""
+def agreement_html(shape: KvShape, measured: Measured | None, num_blocks: int, block_size: int) -> str:
+    """The formula's bytes beside those of the tensors, and whether they are the same; None: the log no longer says."""
     derived = pool_bytes(shape, num_blocks, block_size)
+    if measured is None:
+        return (
+            f'<p class="kv-agree">Pool by the formula <b>{derived:,} bytes</b> (derived); what was allocated for it is no longer in '
+            "the recorded events.</p>"
+        )
     gap = measured.pool_bytes - derived
     if gap == 0:
         verdict = '<span class="kv-ok">✓ equal to the byte</span>'

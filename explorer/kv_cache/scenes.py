@@ -11,7 +11,7 @@ from typing import Any
 from engine.events.state import State
 from engine.hardware.memory import blocks_for
 from engine.request import SamplingParams
-from explorer.i18n import _
+from explorer.i18n import _, ngettext
 from explorer.run.presets import QUESTIONS, SYSTEM_PROMPT
 
 Prompt = str | list[dict[str, str]]  # plain text, or messages for the model's own chat template
@@ -147,9 +147,8 @@ class Director:
         now = knobs_now(state)
         missing = [name for name, value in self._wanted.items() if now.get(name) != value]
         if missing:
-            running = sum(view.status == "running" for view in state.live)
-            text = _("Waiting for {knobs}: the pool is rebuilt when the {n} running requests have finished (draining).")
-            self.said = ("wait", text.format(knobs=", ".join(f"{name} = {self._wanted[name]}" for name in missing), n=running))
+            knobs = ", ".join(f"{name} = {self._wanted[name]}" for name in missing)
+            self.said = ("wait", _waiting(knobs, sum(view.status == "running" for view in state.live)))
             return
         if not self._first_wave and not self._lead_has_begun(state):
             return
@@ -186,6 +185,17 @@ class Director:
             self.said = ("error", str(error))
             return False
         return True
+
+
+def _waiting(knobs: str, running: int) -> str:
+    if not running:
+        return _("Waiting for {knobs}…").format(knobs=knobs)
+    text = ngettext(
+        "Waiting for {knobs}: the pool is rebuilt when the running request has finished (draining).",
+        "Waiting for {knobs}: the pool is rebuilt when the {n} running requests have finished (draining).",
+        running,
+    )
+    return text.format(knobs=knobs, n=running)
 
 
 def knobs_now(state: State) -> dict[str, Any]:

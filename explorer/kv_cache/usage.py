@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.events.state import State
 from engine.events.types import (
     BlockCopied,
     EngineStarted,
@@ -39,6 +40,7 @@ class UsageRows:
         self.num_blocks = 0
         self._computed: dict[str, int] = {}  # requests that hold blocks -> tokens in the cache
         self._one_tail: list[set[str]] = []  # siblings (n > 1) whose last block is still the same physical one
+        self._after = -1  # events up to this step are in already
         self._gone: set[str] = set()  # ran in the step under way, but hold nothing at its end
 
     def rows(self, events: Iterable[Event]) -> dict[str, list[float]]:
@@ -51,7 +53,22 @@ class UsageRows:
                     out[name].append(value)
         return out
 
+    def resume(self, started: EngineStarted, state: State) -> None:
+        """Begin in the middle of a run, at ``state``: rows of its step and of earlier ones are not given."""
+        self._start(started)
+        self.block_size, self.num_blocks = state.block_size, state.num_blocks
+        self._computed = {view.request_id: view.num_computed_tokens for view in state.requests.values() if view.block_ids}
+        self._after = state.step
+
+    def _start(self, started: EngineStarted) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.max_model_len = int(started.config.get("max_model_len") or 0)
+        self.block_size = int(started.config.get("block_size") or 0)
+        self.num_blocks = int(started.config.get("num_kv_blocks") or 0)
+
     def _take(self, event: Event) -> tuple[float, ...] | None:
+        if event.step <= self._after and not isinstance(event, EngineStarted):
+            return None
         if isinstance(event, StepDone):
             for run in event.runs:
                 self._part(run.request_id)
@@ -69,10 +86,7 @@ class UsageRows:
             self._part(event.request_id)
             self._gone.add(event.request_id)
         elif isinstance(event, EngineStarted):
-            self.__init__()  # type: ignore[misc]
-            self.max_model_len = int(event.config.get("max_model_len") or 0)
-            self.block_size = int(event.config.get("block_size") or 0)
-            self.num_blocks = int(event.config.get("num_kv_blocks") or 0)
+            self._start(event)
         elif isinstance(event, PoolResized):
             self.block_size, self.num_blocks = event.block_size, event.num_blocks
             self._computed.clear()

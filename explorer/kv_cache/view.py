@@ -2,6 +2,7 @@
 
 import html
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from explorer.canvas.blockmap import BlockMap
 from explorer.canvas.blocktable import BlockTable
 from explorer.i18n import _
 from explorer.kv_cache import arithmetic, rows, usage
-from explorer.kv_cache.figure import TIMING_LINES, USAGE_LINES, legend_html, timing_figure, usage_figure
+from explorer.kv_cache.figure import TIMING_LINES, USAGE_LINES, Line, legend_html, timing_figure, usage_figure
 from explorer.kv_cache.scenes import SCENES, Director
 from explorer.theme import card, empty, grid, pane, request_colour
 
@@ -41,9 +42,10 @@ class KVCacheView(ExplorerView):
         self.timed: CacheTimed | None = None
         self.last_row: dict[str, float] = {}
         self._rows_by_step: dict[int, dict[str, float]] = {}
-        self._measured: list[tuple[int, arithmetic.Measured]] = []  # from step on
+        self._measured: list[arithmetic.Measured] = []  # of every pool there was
         self._palette: dict[str, int] = {}  # colour -> index
         self._shown: tuple[Any, ...] = ()
+        self._missed = 0
         self._build()
         self.clock.param.watch(lambda _event: self._selection_moved(), ["request_id", "block_id"])
         self._selection_moved()
@@ -65,7 +67,9 @@ class KVCacheView(ExplorerView):
         self.sums = pane(css=CSS)
         self.timing = timing_figure()
         self.timing_words = pane(css=CSS, margin=(6, 0, 0, 0))
-        bokeh: Any = {"sizing_mode": "stretch_width", "margin": 0}
+        self.used_plot = _plot(USAGE_LINES, self.used.root)
+        self.timing_plot = _plot(TIMING_LINES, self.timing.root)
+        self._draw_timing()
         left = [
             card(_("Block tables"), self.table, kinds="measured", margin=0,
                  hint=_("For each request: logical block (small) → physical block. Striped ones are shared; click one to find it on the map.")),
@@ -76,7 +80,7 @@ class KVCacheView(ExplorerView):
             card(_("What this cache weighs"), self.sums, kinds=("derived", "measured"), margin=0,
                  hint=_("The formula of every KV cache, with the numbers of the model that is running.")),
             card(_("One more token, with the cache and without"), *self._timing_controls(),
-                 pane(legend_html(TIMING_LINES), css=CSS), pn.pane.Bokeh(self.timing.root, **bokeh), self.timing_words, kinds=("measured", "modelled"), margin=0,
+                 self.timing_plot, self.timing_words, kinds=("measured", "modelled"), margin=0,
                  hint=_("The same short request at several lengths, really run both ways. The curves scale counted operations to the points.")),
         ]  # fmt: skip
         self._layout = pn.Column(
@@ -84,7 +88,7 @@ class KVCacheView(ExplorerView):
             card(_("All physical blocks"), self.now, self.map, kinds="measured", hint=HINT_MAP),
             grid(*left, min_width=420),
             card(_("Tokens, blocks, and a reservation of the maximum"), self.used_now,
-                pane(legend_html(USAGE_LINES), css=CSS), pn.pane.Bokeh(self.used.root, **bokeh),
+                self.used_plot,
                  kinds="derived", margin=(0, 0, 16, 0),
                  hint=_("Pages waste at most the end of each request's last block. Contiguous reservation wastes what is not written yet.")),
             grid(*right, min_width=420),
@@ -96,7 +100,7 @@ class KVCacheView(ExplorerView):
         self.said_by = ("", "")
         buttons = []
         for scene in SCENES.values():
-            button = pmui.Button(label=scene.title, description=scene.what, variant="outlined", margin=0, icon="play_arrow")
+            button = pmui.Button(label=scene.title, variant="outlined", margin=0, icon="play_arrow")
             button.on_click(partial(self._scene_clicked, scene.key))
             what = pane(f'<p class="ct-muted ct-small">{html.escape(scene.what)}</p>')
             buttons.append(pn.Column(button, what, sizing_mode="stretch_width", margin=0, styles={"gap": "6px"}))
@@ -139,6 +143,9 @@ class KVCacheView(ExplorerView):
             self._draw_said()
 
     def _take(self, events: list[Event]) -> None:
+        if self.missed > self._missed:  # the ring buffer has dropped what came before
+            self._missed = self.missed
+            self._begin_late()
         for i, event in enumerate(events):
             if isinstance(event, EngineStarted):  # a new engine: what the old one did is over
                 self._restart(event)
@@ -154,10 +161,17 @@ class KVCacheView(ExplorerView):
         self.texts.learn(events)
         for event in events:
             if isinstance(event, PoolResized):
-                self._measured.append((event.step, arithmetic.Measured(event.kv_bytes_per_block, event.kv_pool_bytes)))
+                self._measured.append(arithmetic.Measured.of(event))
             elif isinstance(event, CacheTimed):
                 self.timed = event
                 self._draw_timing()
+
+    def _begin_late(self) -> None:
+        """Go on from the first state that is still known; its events are those after it."""
+        started = self.store.started
+        if started is not None:
+            self._restart(started)
+            self.usage.resume(started, self.store.at(self.store.first_step))
 
     def _restart(self, started: EngineStarted) -> None:
         self.lookups.clear()
@@ -165,7 +179,7 @@ class KVCacheView(ExplorerView):
         self.last_row = {}
         self.used.clear()
         self.timed = None
-        self._measured = [(0, arithmetic.Measured(started.kv_bytes_per_block, started.kv_pool_bytes))]
+        self._measured = [arithmetic.Measured.of(started)]
         self._draw_timing()
 
     # -- the pool --------------------------------------------------------------------------------------------------------
@@ -183,6 +197,7 @@ class KVCacheView(ExplorerView):
 
     def _draw_pool(self, state: State) -> None:
         pool = self.mapper.map(state)
+        _show(self.map, state.num_blocks > 0)
         self.map.draw(rows.block_codes(pool, self._colour_index), state.block_size)
         n = rows.counts(pool)
         parts = [
@@ -252,7 +267,8 @@ class KVCacheView(ExplorerView):
 
     def _draw_usage(self, state: State) -> None:
         row = self.last_row if self.clock.live else self._rows_by_step.get(self.shown_step)
-        if row is None or not row:
+        _show(self.used_plot, bool(self._rows_by_step))
+        if not row:
             self._set(self.used_now, empty(_("Nothing has run yet. Press a scene, or send a prompt on the Run page.")))
             return
         words = usage.summary(row, self.usage.max_model_len, state.block_size)
@@ -282,20 +298,22 @@ class KVCacheView(ExplorerView):
 
     def _draw_sums(self, state: State) -> None:
         started = self.store.started
-        measured = [m for step, m in self._measured if step <= max(state.step, 0)]
-        if started is None or not measured:
+        if started is None:
             self._set(self.sums, empty(_("No engine has started yet.")))
             return
+        pool = (state.num_blocks, state.block_size)
+        measured = next((m for m in reversed(self._measured) if (m.num_blocks, m.block_size) == pool), None)
         view = state.requests.get(self.clock.request_id or "")
         chosen = (view.request_id, view.num_computed_tokens) if view is not None and view.block_ids else None
         try:
-            body = arithmetic.card_html(started, measured[-1], state.num_blocks, state.block_size, chosen)
+            body = arithmetic.card_html(started, measured, state.num_blocks, state.block_size, chosen)
         except ValueError as error:  # a saved run of something this arithmetic does not know
             body = empty(str(error))
         self._set(self.sums, body)
 
     def _draw_timing(self) -> None:
         started = self.store.started
+        _show(self.timing_plot, self.timed is not None)
         if self.timed is None or started is None:
             self.timing.show(None)
             what = _("Press Measure now: it takes a few seconds, during which other requests wait.")
@@ -336,11 +354,21 @@ class KVCacheView(ExplorerView):
 
     def _measure(self) -> None:
         longest = int(self.usage.max_model_len or 0) or arithmetic.LENGTHS[-1]
-        room = min(longest, self.usage.block_size * self.usage.num_blocks)
         try:
-            self.session.measure_cache(self.clock.owner, [t for t in arithmetic.LENGTHS if t <= room] or [room])
+            self.session.measure_cache(self.clock.owner, [t for t in arithmetic.LENGTHS if t <= longest] or [longest])
         except (ValueError, RuntimeError) as error:
             self._set(self.timing_words, f'<div class="kv-said error" role="status">{html.escape(str(error))}</div>')
+
+
+def _plot(lines: Sequence[Line], root: Any) -> pn.Column:
+    """A legend and its figure, not shown until there is something to draw."""
+    figure = pn.pane.Bokeh(root, sizing_mode="stretch_width", margin=0)
+    return pn.Column(pane(legend_html(lines), css=CSS), figure, sizing_mode="stretch_width", margin=0, visible=False)
+
+
+def _show(view: Any, visible: bool) -> None:
+    if view.visible != visible:
+        view.visible = visible
 
 
 def _lookup_html(row: usage.Lookup, lit: bool) -> str:

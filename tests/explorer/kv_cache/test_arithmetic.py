@@ -17,7 +17,7 @@ def started() -> EngineStarted:
 
 
 def test_card_fills_the_formula_with_the_models_numbers(started):
-    measured = arithmetic.Measured(started.kv_bytes_per_block, started.kv_pool_bytes)
+    measured = arithmetic.Measured.of(started)
     text = arithmetic.card_html(started, measured, 10, 16, ("req-1", 17))
     for piece in ("<b>30</b><i>layers", "<b>3</b><i>KV heads", "<b>64</b><i>head size", "<b>45 KiB</b><i>per token"):
         assert piece in text
@@ -28,12 +28,17 @@ def test_card_fills_the_formula_with_the_models_numbers(started):
 
 
 def test_card_says_when_the_tensors_disagree(started):
-    text = arithmetic.card_html(started, arithmetic.Measured(1, started.kv_pool_bytes + 64), 10, 16)
+    text = arithmetic.card_html(started, arithmetic.Measured(10, 16, started.kv_pool_bytes + 64), 10, 16)
     assert "64 bytes more allocated than the formula says" in text and "equal to the byte" not in text
 
 
+def test_card_says_when_the_log_no_longer_knows(started):
+    text = arithmetic.card_html(started, None, 10, 16)
+    assert "no longer in the recorded events" in text and "equal to the byte" not in text
+
+
 def test_names_from_outside_are_escaped(started):
-    text = arithmetic.card_html(started, arithmetic.Measured(1, 1), 10, 16, ("<script>", 1))
+    text = arithmetic.card_html(started, None, 10, 16, ("<script>", 1))
     assert "<script>" not in text and "&lt;script&gt;" in text
 
 
