@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+FACTS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_kv_heads", "head_dim", "num_layers", "vocab_size")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepFlops:
@@ -23,7 +25,10 @@ class StepFlops:
 
 
 def linear_parameters(model: Mapping[str, Any]) -> int:
-    """Weights of one layer's projections (Q, K, V, O, gate, up, down), from ``EngineStarted.model``."""
+    """Weights of one layer's projections (Q, K, V, O, gate, up, down), from ``EngineStarted.model``; ValueError if it lacks any."""
+    missing = [name for name in FACTS if name not in model]
+    if missing:
+        raise ValueError(f"the model's facts lack {', '.join(missing)}; got {', '.join(sorted(model)) or 'nothing'}")
     hidden, ff = model["hidden_size"], model["intermediate_size"]
     q_width = model["num_attention_heads"] * model["head_dim"]
     kv_width = model["num_kv_heads"] * model["head_dim"]
@@ -38,10 +43,11 @@ def forward_flops(model: Mapping[str, Any], *, start: int, num_tokens: int) -> S
     """
     if start < 0 or num_tokens < 1:
         raise ValueError(f"start must be >= 0 and num_tokens >= 1, got {start} and {num_tokens}")
+    linear = linear_parameters(model)
     keys_met = num_tokens * start + num_tokens * (num_tokens + 1) // 2
     q_width = model["num_attention_heads"] * model["head_dim"]
     return StepFlops(
-        linear=2.0 * num_tokens * linear_parameters(model) * model["num_layers"],
+        linear=2.0 * num_tokens * linear * model["num_layers"],
         attention=4.0 * keys_met * q_width * model["num_layers"],
         head=2.0 * model["vocab_size"] * model["hidden_size"],
     )

@@ -90,7 +90,7 @@ def utilisation(num_tokens: float, num_slots: float) -> float | None:
 
 
 def human_bytes(num_bytes: float) -> str:
-    """``36864`` -> ``"36 KiB"``: binary units, at most three significant digits after the point was needed."""
+    """``36864`` -> ``"36 KiB"``: powers of 1024, three significant digits."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":

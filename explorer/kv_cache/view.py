@@ -47,7 +47,7 @@ class KVCacheView(ExplorerView):
         self._shown: tuple[Any, ...] = ()
         self._missed = 0
         self._build()
-        self.clock.param.watch(lambda _event: self._selection_moved(), ["request_id", "block_id"])
+        self.clock.param.watch(lambda *_events: self._selection_moved(), ["request_id", "block_id"])
         self._selection_moved()
         self.update()
 
@@ -319,9 +319,13 @@ class KVCacheView(ExplorerView):
             what = _("Press Measure now: it takes a few seconds, during which other requests wait.")
             self._set(self.timing_words, empty(what if self.session is not None else _("This run holds no such measurement.")))
             return
-        curves = arithmetic.cache_curves(self.timed, started.model)
+        try:
+            curves = arithmetic.cache_curves(self.timed, started.model)
+            words = arithmetic.in_words(curves, started.model)
+        except ValueError as error:  # a saved run that says too little of its model
+            curves, words = None, str(error)
         self.timing.show(curves)
-        self._set(self.timing_words, f'<p class="kv-line">{html.escape(arithmetic.in_words(curves, started.model))}</p>')
+        self._set(self.timing_words, f'<p class="kv-line">{html.escape(words)}</p>')
 
     @staticmethod
     def _set(target: pn.pane.HTML, body: str) -> None:

@@ -103,3 +103,5 @@ def test_flops_of_a_chunk_split_anywhere():
     assert whole.attention == sum(p.attention for p in parts)
     with pytest.raises(ValueError, match="num_tokens >= 1"):
         forward_flops(SMOLLM2, start=0, num_tokens=0)
+    with pytest.raises(ValueError, match="lack hidden_size, intermediate_size"):
+        forward_flops({"num_layers": 2}, start=0, num_tokens=1)
