@@ -179,7 +179,7 @@ def in_words(lookup: PrefixLookup, block_size: int) -> str:
     if not lookup.miss_reason:
         left = asked - hit
         rest = "the last token is" if left == 1 else f"the last {left} tokens, less than a block or wanted for their logits, are"
-        return f"{again}everything that can be cached was there; {rest} computed."
+        return _sentence(f"{again}everything that can be cached was there; {rest} computed.")
     start = f"{again}the first {hit} tokens were there; then " if hit else again
     new = "the rest is new text" if hit else "nobody sent this beginning before"
     reason = {
@@ -190,7 +190,10 @@ def in_words(lookup: PrefixLookup, block_size: int) -> str:
         "different salt": "the same tokens are cached under another salt, and salts do not share.",
         "hash collision": "a block with the same hash holds other tokens; they were compared, so it is a miss.",
     }.get(lookup.miss_reason, lookup.miss_reason)
-    text = start + reason
+    return _sentence(start + reason)
+
+
+def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 

@@ -118,7 +118,8 @@ def lookup(asked: int, hit: int, reason: str, recompute: bool = False) -> Prefix
     ],
 )
 def test_every_reason_has_words(event, part):
-    assert part in usage.in_words(event, 16)
+    words = usage.in_words(event, 16)
+    assert part in words and words[0].isupper()
 
 
 def test_lookups_and_their_share():
