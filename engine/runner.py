@@ -74,15 +74,19 @@ class Runner:
     def _batch(self, scheduled: Sequence[Scheduled]) -> Batch:
         if not scheduled:
             raise ValueError("nothing is scheduled")
+        # Decodes first, by length, so that attention finds requests of similar length side by side.
+        order = sorted(range(len(scheduled)), key=lambda i: (scheduled[i].num_tokens > 1, scheduled[i].start))
         tokens: list[int] = []
         spans: list[Span] = []
-        sampled: list[int] = []
-        for item in scheduled:
+        last_row = [0] * len(scheduled)
+        for i in order:
+            item = scheduled[i]
             span = self._span(item, len(tokens))
             spans.append(span)
             tokens += item.request.token_ids[item.start : span.end]
-            if item.sample:
-                sampled.append(len(tokens) - 1)
+            last_row[i] = len(tokens) - 1
+        sampled = [row for row, item in zip(last_row, scheduled) if item.sample]
+        everything = sampled == list(range(len(tokens)))
         positions = np.concatenate([np.arange(s.start, s.end, dtype=np.int64) for s in spans])
         slots = np.concatenate([s.slots[s.start :] for s in spans])
         device = self.model.device
@@ -90,10 +94,10 @@ class Runner:
             token_ids=torch.tensor(tokens, device=device),
             positions=torch.from_numpy(positions).to(device),
             slots=torch.from_numpy(slots).to(device),
-            sample_rows=None if len(sampled) == len(tokens) else torch.tensor(sampled, dtype=torch.int64, device=device),
+            sample_rows=None if everything else torch.tensor(sampled, dtype=torch.int64, device=device),
             end=max(s.end for s in spans),
             attention=self.attention,
-            plan=self.attention.plan(spans, device, self.model.compute_dtype),
+            plan=self.attention.plan(spans, device, self.model.compute_dtype, self.kv.tensor.dtype),
         )
 
     def _span(self, item: Scheduled, row: int) -> Span:

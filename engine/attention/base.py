@@ -36,8 +36,11 @@ class Attention(ABC):
         self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(config.sliding_windows))  # the different ones
 
     @abstractmethod
-    def plan(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> Any:
-        """Whatever is the same in all layers of a step (indices, masks). ``dtype``: of the queries."""
+    def plan(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Any:
+        """Whatever is the same in all layers of a step (indices, masks). ``dtype``: of the queries, ``kv_dtype``: of the pool.
+
+        Any order of ``spans`` is right; decodes first, shortest first, is cheapest.
+        """
 
     @abstractmethod
     def run(self, plan: Any, layer: int, q: torch.Tensor, kv_new: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:

@@ -1,15 +1,18 @@
 """Linear layers: how a weight is held and multiplied on this device. All give x W^T + b for W [out_features, in_features].
 
-Three ways, the first that fits is taken:
+The first way that fits is taken:
 
 - CUDA, and whatever else is not a CPU: torch's own linear in the model's dtype.
-- A CPU that computes in bf16, dtype bfloat16: weights packed once for its matrix units (``ops_cpu``).
-- Any other CPU: float32 arithmetic on the transposed weight. A 16-bit weight is rounded to its dtype and then held
-  widened: without the instructions for it a 16-bit product is several times slower from a few rows on, and no faster
-  than float32 for a single row. Activations are float32 then, so results are at least as exact as the dtype promises.
+- A CPU that computes in bf16, dtype bfloat16: weights packed once for its matrix units.
+- Any other CPU, 16-bit dtype: weights packed as 16-bit numbers, widened as they are read; activations and arithmetic in
+  float32. Without instructions for it a 16-bit product is several times slower than that from a few rows on.
+- float32: the transposed weight. So too a 16-bit weight for which the packed form is not there or not exact.
+
+Where activations are wider than the dtype, results are at least as exact as the dtype promises.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -77,10 +80,32 @@ class PackedLinear(Linear):
         return ops_cpu.linear_add(residual, x, self.packed, self.bias)
 
 
+class HalfLinear(Linear):
+    """Holds a float16 or bfloat16 weight packed as float16 and computes in float32; see ``ops_cpu``."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.packed = ops_cpu.pack_half(weight, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return ops_cpu.linear_half(x, self.packed)
+
+    def added_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return residual.add_(ops_cpu.linear_half(x, self.packed))
+
+
 class LinearBackend:
     """Makes the linear layers of a model. ``dtype``: of the weights; ``compute_dtype``: of the activations."""
 
-    def __init__(self, name: str, kind: type[Linear], device: torch.device, dtype: torch.dtype, compute_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: Callable[[torch.Tensor, torch.Tensor | None], Linear],
+        device: torch.device,
+        dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+    ) -> None:
         self.name = name
         self.kind = kind
         self.device = device
@@ -92,23 +117,34 @@ class LinearBackend:
         return values.to(self.dtype).to(self.device, self.compute_dtype)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return self.kind(self.tensor(weight), None if bias is None else self.tensor(bias))
+        """``weight`` [out_features, in_features] and ``bias`` [out_features], in any float dtype; neither is kept."""
+        weight, bias = self.tensor(weight), None if bias is None else self.tensor(bias)
+        if self.kind is HalfLinear and self.dtype != torch.float16 and not ops_cpu.fits_half(weight):
+            return TransposedLinear(weight, bias)
+        return self.kind(weight, bias)
 
 
 def create_linear_backend(device: torch.device, dtype: torch.dtype, name: str = "auto") -> LinearBackend:
-    """The backend for a device and dtype. ``name``: "plain", "packed" or "float32" instead of the best ("auto")."""
+    """The backend for a device and dtype. ``name``: "plain", "packed", "half" or "float32" instead of the best ("auto")."""
     if name == "auto":
-        if device.type != "cpu":
-            name = "plain"
-        elif dtype == torch.bfloat16 and has_native_bf16(device):
-            name = "packed" if ops_cpu.packing_works(dtype) else "plain"
-        else:
-            name = "float32"
+        name = _best(device, dtype)
     if name == "plain":
         return LinearBackend("torch", PlainLinear, device, dtype, dtype)
     if name == "packed":
         return LinearBackend("oneDNN, packed weights", PackedLinear, device, dtype, dtype)
+    if name == "half":
+        return LinearBackend("FBGEMM, 16-bit weights, float32 arithmetic", HalfLinear, device, dtype, torch.float32)
     if name == "float32":
-        wide = "" if dtype == torch.float32 else f", {str(dtype).removeprefix('torch.')} weights widened"
-        return LinearBackend(f"torch float32{wide}", TransposedLinear, device, dtype, torch.float32)
-    raise ValueError(f"linear backend must be 'auto', 'plain', 'packed' or 'float32', got {name!r}")
+        widened = "" if dtype == torch.float32 else f", {str(dtype).removeprefix('torch.')} weights widened"
+        return LinearBackend(f"torch float32{widened}", TransposedLinear, device, dtype, torch.float32)
+    raise ValueError(f"linear backend must be 'auto', 'plain', 'packed', 'half' or 'float32', got {name!r}")
+
+
+def _best(device: torch.device, dtype: torch.dtype) -> str:
+    if device.type != "cpu":
+        return "plain"
+    if dtype == torch.float32:
+        return "float32"
+    if dtype == torch.bfloat16 and has_native_bf16(device):
+        return "packed" if ops_cpu.packing_works(dtype) else "plain"
+    return "half" if ops_cpu.half_packing_works() else "float32"

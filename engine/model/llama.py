@@ -5,6 +5,7 @@ Shapes: T tokens in the batch, H query heads, K KV heads, D head_dim, S sampled 
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +60,6 @@ class Rope:
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.frequencies = rope_frequencies(config).to(device)
         self.dtype = dtype
-        self.half = config.head_dim // 2
         self.cos = self.sin = torch.empty(0, device=device)
 
     def at(self, positions: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,10 +74,11 @@ class Rope:
         self.cos = torch.cat((cos, cos), -1).to(self.dtype)[:, None, :]
         self.sin = torch.cat((-sin, sin), -1).to(self.dtype)[:, None, :]
 
-    def apply_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Rotate ``x`` [T, heads, D] in place."""
-        swapped = x.roll(self.half, -1)
-        x.mul_(cos).addcmul_(swapped, sin)
+
+def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotate ``x`` [T, heads, D] in place by what ``Rope.at`` gave."""
+    swapped = x.roll(x.shape[-1] // 2, -1)
+    x.mul_(cos).addcmul_(swapped, sin)
 
 
 class Layer:
@@ -110,18 +111,23 @@ class Layer:
             self.qk_norm = norm(torch.cat((q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1))))
 
     def forward(
-        self, x: torch.Tensor, batch: Batch, rope: Rope, cos: torch.Tensor, sin: torch.Tensor, pool: torch.Tensor
+        self, x: torch.Tensor, batch: Batch, cos: torch.Tensor, sin: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor | None
     ) -> torch.Tensor:
-        """``x`` [T, hidden_size] -> the same, the layer's contribution added; K and V of the tokens go into ``pool``."""
+        """``x`` [T, hidden_size] -> the same, the layer's contribution added; K and V of the tokens go into ``pool``.
+
+        ``rows``: the only rows that are wanted (after the last layer nobody needs the others); None: all.
+        """
         tokens, rotated = x.shape[0], self.heads + self.kv_heads
         qkv = self.qkv(self.attention_norm(x)).view(tokens, -1, self.head_dim)  # [T, H + 2 K, D]: q, k, v
         qk = qkv[:, :rotated]
         if self.qk_norm is not None:
             qk.copy_(self.qk_norm(qk))
-        rope.apply_(qk, cos, sin)
+        rotate_(qk, cos, sin)
         kv = qkv[:, self.heads :].view(tokens, 2, self.kv_heads, self.head_dim)
         pool.index_copy_(0, batch.slots, kv.to(pool.dtype))
         attended = batch.attention.run(batch.plan, self.index, qkv[:, : self.heads], kv, pool)
+        if rows is not None:
+            x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         x = self.o.added_to(x, attended)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return self.down.added_to(x, F.silu(gate, inplace=True).mul_(up))
@@ -140,21 +146,27 @@ class Model:
         backend = create_linear_backend(self.device, dtype)
         self.linear_backend = backend.name
         self.compute_dtype = backend.compute_dtype  # of activations; wider than ``dtype`` where the device has no such arithmetic
-        embedding = tensors["model.embed_tokens.weight"]
-        self.embedding = embedding.to(self.device, dtype)  # [vocab_size, hidden_size]
-        self.layers = [Layer(config, tensors, i, backend) for i in range(config.num_layers)]
-        self.norm = Norm(backend.tensor(tensors["model.norm.weight"]), config.rms_norm_eps)
-        self.head = backend.pack(embedding if config.tie_word_embeddings else tensors["lm_head.weight"], None)
         self.rope = Rope(config, self.device, self.compute_dtype)
+        self.norm = Norm(backend.tensor(tensors["model.norm.weight"]), config.rms_norm_eps)
+        # Reading, dequantising and packing weights is work for one core a tensor: several at a time.
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            ends = pool.submit(self._load_ends, tensors, backend)
+            self.layers = list(pool.map(lambda i: Layer(config, tensors, i, backend), range(config.num_layers)))
+            self.embedding, self.head = ends.result()
+
+    def _load_ends(self, tensors: Mapping[str, torch.Tensor], backend: LinearBackend) -> tuple[torch.Tensor, Linear]:
+        """The embedding [vocab_size, hidden_size] and the head."""
+        embedding = tensors["model.embed_tokens.weight"].to(self.dtype)
+        head = embedding if self.config.tie_word_embeddings else tensors["lm_head.weight"]
+        return embedding.to(self.device), backend.pack(head, None)
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits [S, vocab_size] in ``compute_dtype``. The tokens' K and V are written into ``kv`` at ``batch.slots``."""
         x = self.embedding.index_select(0, batch.token_ids).to(self.compute_dtype)
         cos, sin = self.rope.at(batch.positions, batch.end)
-        for layer, pool in zip(self.layers, kv.layers):
-            x = layer.forward(x, batch, self.rope, cos, sin, pool)
-        if batch.sample_rows is not None:
-            x = x.index_select(0, batch.sample_rows)
+        last = len(self.layers) - 1
+        for i, (layer, pool) in enumerate(zip(self.layers, kv.layers)):
+            x = layer.forward(x, batch, cos, sin, pool, batch.sample_rows if i == last else None)
         return self.head(self.norm(x))
 
 
