@@ -5,6 +5,7 @@ Besides ``sources`` and ``claims`` this is the only part of the explorer that to
 
 import atexit
 import itertools
+import logging
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ from engine.process import EngineProcess
 from engine.request import SamplingParams
 from explorer.i18n import _
 from explorer.store import EventStore
+
+_log = logging.getLogger(__name__)
 
 POLL_S = 0.05  # how long one wait for the engine's messages lasts
 NOTICES_KEPT = 20  # of one viewer, not yet shown
@@ -134,7 +137,18 @@ class Session:
             handler(self, message)
 
     def _events(self, message: Events) -> None:
-        self.store.append(message.events)
+        try:
+            self.store.append(message.events)
+        except ValueError as error:
+            # The record contradicts itself. Say so, and begin a new one from the engine's own snapshot.
+            _log.exception("the record of events could not go on")
+            self.store.clear()
+            self.process.observe(False)
+            self.process.observe(True)
+            for viewer in self.viewers:
+                self.notify(
+                    viewer.owner, _("The record of this run broke off ({error}). It starts again here.").format(error=error)
+                )
 
     def _loading(self, message: Loading) -> None:
         share = "" if message.done is None else f" {100 * message.done:.0f} %"

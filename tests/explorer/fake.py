@@ -169,6 +169,9 @@ class FakeProcess:
     def unwatch(self, kind: str) -> None:
         self.calls.append(("unwatch", kind))
 
+    def observe(self, on: bool) -> None:
+        self.calls.append(("observe", on))
+
     def measure_cache(self, lengths: list[int]) -> None:
         self.calls.append(("measure_cache", lengths))
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.config import EngineConfig
+from engine.messages import Events
 from engine.request import SamplingParams
 from explorer.session import Session, config_from_environment
 from tests.explorer.conftest import Desk
@@ -26,6 +27,24 @@ def test_it_starts_once_and_events_reach_the_store() -> None:
         assert sum(t.name == "engine-messages" for t in threading.enumerate()) == 1
     finally:
         session.stop()
+
+
+def test_a_record_that_contradicts_itself_is_told_and_begun_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = desk.session.join()
+    desk.send(owner, max_tokens=3)
+    desk.run()
+    run = desk.store.run
+
+    def refuse(events: object) -> None:
+        raise ValueError("event about request 'nobody'")
+
+    with monkeypatch.context() as m:
+        m.setattr(desk.store, "append", refuse)
+        desk.session._take(Events([], 0))
+    (notice,) = desk.session.take_notices(owner)
+    assert "nobody" in notice
+    assert desk.store.run > run and len(desk.store) == 0
+    assert desk.session.process.calls[-2:] == [("observe", False), ("observe", True)]
 
 
 def test_a_refusal_reaches_the_one_who_asked(desk: Desk) -> None:
