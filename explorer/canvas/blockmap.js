@@ -1,5 +1,4 @@
 // The map of all physical KV blocks on a canvas. One file for Panel (AnyWidgetComponent) and notebooks (anywidget).
-//
 // Cells are drawn by blockmap_paint.js.
 //
 // model: full    bytes: u32 seq, u32 block_size, then one u32 code a block
@@ -11,32 +10,6 @@ const NAMES = ["free", "cached, free", "held by one request", "shared"];
 const SHORT = ["free", "cached", "held", "shared"];
 const SMALL = 6;          // below this cell size (CSS px) blocks are drawn as one image, above it cell by cell
 const MAX_CELL = 34, GUTTER = 46, FLASH_MS = 450, MAX_FLASHES = 600;
-const STYLE = `
-.ctw-map{position:relative;font-size:13px;line-height:1.4;font-family:inherit;color:var(--panel-on-surface-color,inherit)}
-.ctw-map canvas.map{display:block;width:100%;touch-action:pan-y;border-radius:6px;cursor:crosshair}
-.ctw-map canvas.map:focus-visible{outline:2px solid currentColor;outline-offset:3px}
-.ctw-bar{display:flex;flex-wrap:wrap;gap:6px 16px;align-items:center;margin:0 0 8px}
-.ctw-key{display:inline-flex;align-items:center;gap:6px;white-space:nowrap}
-.ctw-key canvas{width:16px;height:16px;border-radius:3px}
-.ctw-key b{font-variant-numeric:tabular-nums;font-weight:600}
-.ctw-zoom{margin-left:auto;display:inline-flex;gap:4px}
-.ctw-zoom button{font:inherit;color:inherit;background:transparent;border:1px solid color-mix(in srgb,currentColor 35%,transparent);
- border-radius:6px;min-width:30px;height:28px;cursor:pointer;padding:0 8px}
-.ctw-zoom button:hover{background:color-mix(in srgb,currentColor 10%,transparent)}
-.ctw-zoom button:focus-visible{outline:2px solid currentColor;outline-offset:1px}
-.ctw-tip{position:fixed;pointer-events:none;z-index:5;max-width:min(320px,90%);padding:8px 10px;border-radius:8px;font-size:12px;
- line-height:1.45;box-shadow:0 4px 18px rgba(0,0,0,.28);overflow-wrap:anywhere;white-space:pre-wrap}
-.ctw-tip[hidden]{display:none}
-.ctw-tip b{display:block}
-.ctw-sr{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}`;
-
-const make = (tag, className, parent, text) => {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  if (parent) parent.appendChild(node);
-  return node;
-};
 const words = (view) => new Uint32Array(view.buffer.slice(view.byteOffset, view.byteOffset + (view.byteLength & ~3)));
 
 class BlockMap {
@@ -174,8 +147,10 @@ class BlockMap {
     let cell = MAX_CELL;
     while (cell > 1 && Math.ceil(n / Math.floor(room / cell)) * cell > limit) cell--;
     let cols = Math.max(1, Math.min(n, Math.floor(room / cell)));
-    if (cell >= 10 && cols > 16 && n > cols) cols -= cols % 8;  // round numbers at the rows' heads
-    if (cols < n) while (cell < 1.4 * MAX_CELL && (cell + 1) * cols <= room && Math.ceil(n / cols) * (cell + 1) <= limit) cell++;
+    if (cell >= 10 && cols > 8 && n > cols) {  // round numbers at the rows' heads, and the whole width
+      cols = Math.min(n, Math.ceil(cols / 8) * 8);
+      cell = Math.floor(room / cols);
+    }
     this.cols = cols; this.rows = Math.ceil(n / cols); this.fit = cell;
     this.cssHeight = Math.max(cell, Math.min(limit, this.rows * cell));
     const dpr = this.dpr = window.devicePixelRatio || 1;

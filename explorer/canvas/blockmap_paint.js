@@ -1,6 +1,32 @@
-// How one KV block looks: colours, hatches, fill level, count. Put in front of blockmap.js (see blockmap.py).
+// How the map looks: its style sheet, and one KV block with its colours, hatches, fill level and count. Put in front of blockmap.js (see blockmap.py).
 const FREE = 0, CACHED = 1, HELD = 2, SHARED = 3;
 
+const STYLE = `
+.ctw-map{position:relative;font-size:13px;line-height:1.4;font-family:inherit;color:var(--panel-on-surface-color,inherit)}
+.ctw-map canvas.map{display:block;width:100%;touch-action:pan-y;border-radius:6px;cursor:crosshair}
+.ctw-map canvas.map:focus-visible{outline:2px solid currentColor;outline-offset:3px}
+.ctw-bar{display:flex;flex-wrap:wrap;gap:6px 16px;align-items:center;margin:0 0 8px}
+.ctw-key{display:inline-flex;align-items:center;gap:6px;white-space:nowrap}
+.ctw-key canvas{width:16px;height:16px;border-radius:3px}
+.ctw-key b{font-variant-numeric:tabular-nums;font-weight:600}
+.ctw-zoom{margin-left:auto;display:inline-flex;gap:4px}
+.ctw-zoom button{font:inherit;color:inherit;background:transparent;border:1px solid color-mix(in srgb,currentColor 35%,transparent);
+ border-radius:6px;min-width:30px;height:28px;cursor:pointer;padding:0 8px}
+.ctw-zoom button:hover{background:color-mix(in srgb,currentColor 10%,transparent)}
+.ctw-zoom button:focus-visible{outline:2px solid currentColor;outline-offset:1px}
+.ctw-tip{position:fixed;pointer-events:none;z-index:5;max-width:min(320px,90%);padding:8px 10px;border-radius:8px;font-size:12px;
+ line-height:1.45;box-shadow:0 4px 18px rgba(0,0,0,.28);overflow-wrap:anywhere;white-space:pre-wrap}
+.ctw-tip[hidden]{display:none}
+.ctw-tip b{display:block}
+.ctw-sr{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}`;
+
+const make = (tag, className, parent, text) => {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  if (parent) parent.appendChild(node);
+  return node;
+};
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 const mix = (a, b, t) => a.map((v, i) => Math.round(v + (b[i] - v) * t));
 const css = (c) => `rgb(${c[0]},${c[1]},${c[2]})`;

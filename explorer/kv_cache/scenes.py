@@ -140,6 +140,10 @@ class Director:
         if back:
             self._ask(lambda: self.session.reconfigure(self.owner(), **back))
 
+    def forget(self) -> None:
+        """The engine is a new one: nothing waits for it, and its knobs are its own."""
+        self.scene, self._waves, self.changed, self.said = None, [], {}, ("", "")
+
     def advance(self, state: State) -> None:
         """Go on as far as the state allows; costs nothing when no scene waits."""
         if not self._waves or self.scene is None:

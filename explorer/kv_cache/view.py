@@ -174,6 +174,8 @@ class KVCacheView(ExplorerView):
             self.usage.resume(started, self.store.at(self.store.first_step))
 
     def _restart(self, started: EngineStarted) -> None:
+        if self.director is not None:
+            self.director.forget()
         self.lookups.clear()
         self._rows_by_step.clear()
         self.last_row = {}

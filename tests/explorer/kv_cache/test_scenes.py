@@ -129,6 +129,14 @@ def test_a_refusal_ends_the_scene_and_is_shown(desk, director):
     assert not desk.sent
 
 
+def test_a_new_engine_ends_the_scene_and_keeps_its_own_knobs(desk, director):
+    director.start("small", state_of(PoolSim(num_blocks=64, block_size=16)))
+    director.forget()
+    director.advance(state_of(PoolSim(num_blocks=15, block_size=16)))
+    director.restore()
+    assert not desk.sent and len(desk.knobs) == 1 and director.said == ("", "")
+
+
 def test_no_engine_no_scene(desk, director):
     desk.absent = True
     director.start("shared", state_of(PoolSim(num_blocks=200, block_size=16)))
