@@ -173,8 +173,8 @@ class Engine(Generation):
         return outputs
 
     def has_unfinished(self) -> bool:
-        """Whether ``step`` has something to do: requests, outputs to hand over, a pool to rebuild now that it has drained."""
-        return bool(self._requests or self._undelivered or self._draining)
+        """Whether ``step`` has something to do: requests, or outputs to hand over."""
+        return bool(self._requests or self._undelivered)
 
     # -- siblings, finishing (called by the committer) -------------------------------------------------------------------
 
