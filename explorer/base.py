@@ -72,8 +72,9 @@ class ExplorerView(pn.viewable.Viewer):
 
     Subclasses keep to four parts: pure ``rows`` (events or State to arrays), pure ``figure`` (arrays to a Bokeh source
     and root), parameters, and ``update()``. They read the store; ``session`` (None for a saved run) only takes a user's
-    actions. The shell calls ``update()`` on the document's periodic callback, and at once when the clock moves: it must
-    cost nothing when neither the cursor, the clock nor the parameters moved.
+    actions. The shell calls ``update()`` on the document's own callbacks, every 100 ms and soon after the clock moved: it
+    must cost nothing when neither the cursor, the clock nor the parameters moved. Change Bokeh models there only: on a server
+    with several threads other callbacks run without the document's lock.
     """
 
     live_knobs: ClassVar[tuple[str, ...]] = ()  # engine and sampling knobs that the shell offers beside this page

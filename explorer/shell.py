@@ -8,6 +8,7 @@ from typing import Any
 
 import panel as pn
 import panel_material_ui as pmui
+from panel.io.resources import get_dist_path
 
 from explorer.base import Clock, ExplorerView
 from explorer.canvas.transport import Transport
@@ -46,9 +47,13 @@ class Shell:
         self._seen: dict[str, Any] = {}  # what the slow parts were last drawn for
         self._ticked = self._status_drawn = time.monotonic()
         self._following_url = False
+        self._theme: str | None = None  # "dark" or "default" when it was chosen, rather than taken from the system
+        self.document: Any = None  # the Bokeh document, once it is served
         self._lock = threading.RLock()  # a server with several threads runs the callbacks of one browser side by side
         self._build(phone)
         self.go(search)
+        self._write_url()
+        self.page.param.watch(self._theme_toggled, "dark_theme")
         self.clock.param.watch(self._clock_moved, ["step", "live", "playing", "request_id", "block_id", "token_index"])
         self.tick()
 
@@ -56,7 +61,8 @@ class Shell:
 
     def _build(self, phone: bool) -> None:
         self.url = Url(self._arrived)
-        self._opened = False  # whether the browser has said that it shows the page
+        self._place: dict[str, Any] = {}  # what the browser said when it had opened the page
+        self._loaded = False  # whether it has drawn everything
         self.transport = Transport(self.clock)
         self.status = pane("", css=_STATUS_CSS, margin=(0, 8))
         self.heading = pane("", margin=(0, 0, 16, 0))
@@ -153,6 +159,7 @@ class Shell:
                 self._following_url = False
 
     def _go(self, query: dict[str, str]) -> None:
+        self._theme = query["theme"] if query.get("theme") in ("dark", "default") else None
         self.open(query["page"] if query.get("page") in PAGES else HOME)
         step = integer(query.get("step"))
         self.clock.param.update(
@@ -167,28 +174,39 @@ class Shell:
         clock, view = self.clock, self.view
         assert view is not None
         values: dict[str, Any] = {
-            "page": self.slug if self.slug != HOME else None, "step": None if clock.live else clock.step, "request": clock.request_id,
+            "theme": self._theme, "page": self.slug if self.slug != HOME else None, "step": None if clock.live else clock.step, "request": clock.request_id,
             "block": clock.block_id, "token": clock.token_index,
         }  # fmt: skip
         return format_query({**values, **{name: write_param(view, name) for name in view.url_params}})
 
     def _write_url(self, push: bool = False) -> None:
         if not self._following_url:
-            self.url.param.update(push=push, search=self.address())
+            self.url.write(self.address(), push)
+
+    def _theme_toggled(self, event: Any) -> None:
+        self._theme = "dark" if event.new else "default"
+        self._write_url()
 
     def _arrived(self, place: dict[str, Any]) -> None:
         """The browser says where it is: just opened, or Back was pressed."""
-        search, width = place.get("search"), place.get("width")
-        if not self._opened:
-            self._opened = True
-            if isinstance(width, (int, float)) and width < PHONE_PX:
-                self.page.sidebar_open = False
-            if place.get("dark") and "theme=" not in str(search):
-                self.page.dark_theme = True
+        search = place.get("search")
+        if not self._place:
+            self._place = place
+            self._fit()
         elif isinstance(search, str) and search != self.address():
             self.go(search)
-            self.url.param.update(push=False, search=search)
-            self.tick()
+            self.url.write(search)
+            self._soon()
+
+    def _fit(self) -> None:
+        """Suit the window: once it is known and everything is drawn, since what is still being drawn would miss the change."""
+        if not self._place or not self._loaded:
+            return
+        width = self._place.get("width")
+        if isinstance(width, (int, float)) and width < PHONE_PX:
+            self.page.sidebar_open = False
+        if self._place.get("dark") and self._theme is None:
+            self.page.dark_theme = True
 
     def _navigate(self, event: Any) -> None:
         if event.new:
@@ -199,11 +217,28 @@ class Shell:
                 self._write_url(push=True)
 
     def _clock_moved(self, *_events: Any) -> None:
-        with self._lock:
-            if self.view is not None:
-                self.view.update()
+        self._soon()
         if not self.clock.playing:  # an address that changes many times a second would be refused by the browser
             self._write_url()
+
+    def begin(self) -> None:
+        """The browser has loaded the page: tick. (The document's own callbacks hold its lock; Panel's do not on a server with
+        several threads.)"""
+        self._loaded = True
+        self._fit()
+        document = self.document
+
+        def start() -> None:
+            document.add_periodic_callback(self.tick, TICK_MS)
+
+        document.add_next_tick_callback(start)
+
+    def _soon(self) -> None:
+        """Draw before the next tick, where the document may be changed."""
+        if self.document is None:
+            self.tick()
+        else:
+            self.document.add_next_tick_callback(self.tick)
 
     # -- time ----------------------------------------------------------------------------------------------------------------
 
@@ -309,9 +344,14 @@ def serve(session: Any) -> Shell:
     arguments = pn.state.session_args
     search = format_query({name: values[-1].decode("utf-8", "replace") for name, values in arguments.items() if values})
     agent = str(pn.state.headers.get("User-Agent", "")) if pn.state.headers else ""
+    # A browser that comes late (its first session has expired) gets a document of which Panel has not yet said where its
+    # stylesheets are, and would look for them on a CDN.
+    document = pn.state.curdoc
+    assert document is not None
+    document.template_variables.setdefault("dist_url", get_dist_path(cdn=False))
     shell = Shell(session, search, phone="Mobi" in agent)
-    # Not before the browser has the page: Panel drops what changes between its taking the document and its saying so.
-    pn.state.onload(functools.partial(pn.state.add_periodic_callback, shell.tick, period=TICK_MS))
+    shell.document = document
+    pn.state.onload(shell.begin)
     # The script's globals are gone when this runs, so it holds what it needs.
     pn.state.on_session_destroyed(functools.partial(_closed, shell))
     shell.page.servable()

@@ -1,26 +1,24 @@
 // Mirrors the query of the page's address. push: a new entry in the history (Back returns here); otherwise the entry is replaced.
-// Python -> here: search, push. Here -> Python: action = {seq, kind: "arrived", search, width, dark}.
+// Python -> here: target = {search, push}. Here -> Python: action = {seq, kind: "arrived", search, width, dark}.
 function render({ model, el }) {
   let seq = model.get("action")?.seq ?? 0;
   const write = () => {
-    const search = model.get("search");
+    const { search, push } = model.get("target");
     if (search === window.location.search) return;
     const address = window.location.pathname + search + window.location.hash;
-    window.history[model.get("push") ? "pushState" : "replaceState"](null, "", address);
+    window.history[push ? "pushState" : "replaceState"](null, "", address);
   };
   const read = () => {
     const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
     model.set("action", { seq: ++seq, kind: "arrived", search: window.location.search, width: window.innerWidth, dark });
     model.save_changes();
   };
-  model.on("change:search", write);
+  model.on("change:target", write);
   window.addEventListener("popstate", read);
-  // Not at once: the parts around this one are still being drawn and would miss the answer.
-  const first = setTimeout(read, 250);
+  read();
   return () => {
-    clearTimeout(first);
     window.removeEventListener("popstate", read);
-    model.off("change:search", write);
+    model.off("change:target", write);
   };
 }
 

@@ -17,18 +17,31 @@ MAX_QUERY = 4096  # characters read of an address
 
 
 class Url(Canvas):
-    """Set ``search`` (and ``push``) to write the query; ``arrived`` is called with the browser's query and width when the page was
-    opened, and when Back or Forward was pressed."""
+    """``write`` gives the browser a query; ``arrived`` is called with the browser's query and width when the page was opened, and
+    when Back or Forward was pressed."""
 
     _esm = Path(__file__).parent / "url.js"
     kinds = ("arrived",)
 
-    search = param.String(default="", doc="The query that the address should have, with its question mark.")
-    push = param.Boolean(default=False, doc="Whether the next change makes an entry in the history.")
+    # One parameter: two would reach the browser one after the other.
+    target = param.Dict(default={"search": "", "push": False}, doc="The query, and whether it makes an entry in the history.")
 
     def __init__(self, arrived: Callable[[dict[str, Any]], None], **params: Any) -> None:
         super().__init__(width=0, height=0, margin=0, **params)
         self._arrived = arrived
+
+    def write(self, search: str, push: bool = False) -> None:
+        """``push``: Back returns to the address before; otherwise this one takes its place."""
+        if search != self.search:
+            self.target = {"search": search, "push": push}
+
+    @property
+    def search(self) -> str:
+        return self.target["search"]
+
+    @property
+    def push(self) -> bool:
+        return self.target["push"]
 
     def on_arrived(self, action: dict[str, Any]) -> None:
         self._arrived(action)

@@ -1,6 +1,5 @@
 """Tiles with one number each and the course of its last steps."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,22 +30,21 @@ class Gauge:
 
 
 class Gauges(Canvas):
-    """Tiles for ``gauges``. The owner of the data calls ``add``; ``refill`` is asked for all points when a browser (re)draws."""
+    """Tiles for ``gauges``. The owner of the data calls ``add``, and sends all points when ``due``: a browser has (re)drawn."""
 
     _esm = HERE / "gauges.js"
     kinds = ("ready",)
 
     gauges = param.List(default=[])
 
-    def __init__(self, gauges: list[Gauge], refill: Callable[[], dict[str, list[Point]]], **params: Any) -> None:
+    def __init__(self, gauges: list[Gauge], **params: Any) -> None:
         super().__init__(gauges=[g.facts() for g in gauges], sizing_mode="stretch_width", margin=0, **params)
-        self._refill = refill
-        self.ready = False
+        self.ready = False  # until the browser has drawn, nothing is sent
+        self.due = False  # it has drawn and waits for everything
 
     def add(self, points: dict[str, list[Point]], reset: bool = False) -> None:
         if self.ready and (reset or any(points.values())):
             self.send({"reset": reset, "points": {key: [list(p) for p in more[-KEEP:]] for key, more in points.items()}})
 
     def on_ready(self, action: dict[str, Any]) -> None:
-        self.ready = True
-        self.add(self._refill(), reset=True)
+        self.ready = self.due = True

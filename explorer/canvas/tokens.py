@@ -28,23 +28,18 @@ TEXTS = {
 
 
 class TokenCards(Canvas):
-    """Cards of token chips. The owner of the data calls ``ops``; ``refill`` is asked for everything when a browser (re)draws."""
+    """Cards of token chips. The owner of the data calls ``ops``, and sends everything when ``due``: a browser has (re)drawn."""
 
     _esm = HERE / "tokens.js"
     kinds = ("ready", "select", "stop")
 
     texts = param.Dict(default=TEXTS)
 
-    def __init__(
-        self,
-        refill: Callable[[], list[list[Any]]],
-        select: Callable[[str | None, int | None], None],
-        stop: Callable[[str], None],
-        **params: Any,
-    ) -> None:
+    def __init__(self, select: Callable[[str | None, int | None], None], stop: Callable[[str], None], **params: Any) -> None:
         super().__init__(sizing_mode="stretch_width", margin=0, **params)
-        self._refill, self._select, self._stop = refill, select, stop
-        self.ready = False  # until the browser has drawn, nothing is sent: ``refill`` will bring it all
+        self._select, self._stop = select, stop
+        self.ready = False  # until the browser has drawn, nothing is sent
+        self.due = False  # it has drawn and waits for everything
 
     def ops(self, ops: list[list[Any]]) -> None:
         """Send operations, each [name, arguments...]; see tokens.js. One message, however many operations."""
@@ -52,8 +47,8 @@ class TokenCards(Canvas):
             self.send({"ops": ops})
 
     def on_ready(self, action: dict[str, Any]) -> None:
-        self.ready = True
-        self.ops([["reset"], *self._refill()])
+        # Only noted: sent from here, from another thread, it could overtake or be overtaken by what update() sends.
+        self.ready = self.due = True
 
     def on_select(self, action: dict[str, Any]) -> None:
         request_id, index = action.get("id"), action.get("index")

@@ -1,7 +1,6 @@
 """The answers on the Run page: what the token cards are told, and what they ask."""
 
 import math
-import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,10 +24,9 @@ Op = list[Any]
 class Answers:
     """Keeps the cards in step with ``rows`` and the clock; sends differences while live."""
 
-    def __init__(self, rows: RunRows, store: Any, session: Any, clock: Clock, lock: threading.RLock) -> None:
-        self.lock = lock  # the view's
+    def __init__(self, rows: RunRows, store: Any, session: Any, clock: Clock) -> None:
         self.rows, self.store, self.session, self.clock = rows, store, session, clock
-        self.cards = TokenCards(self.refill, self.select, self.stop)
+        self.cards = TokenCards(self.select, self.stop)
         self._drawn: set[str] = set()
         clock.param.watch(self._selection_moved, ["request_id", "token_index"])
 
@@ -36,10 +34,6 @@ class Answers:
 
     def refill(self) -> list[Op]:
         """Operations that draw every card from nothing."""
-        with self.lock:
-            return self._refill()
-
-    def _refill(self) -> list[Op]:
         self._drawn = set()
         ops: list[Op] = [["step", self._step]]
         for row in self.rows.requests.values():
@@ -50,8 +44,9 @@ class Answers:
     def update(self, moved: bool) -> None:
         """After ``rows`` took events in; ``moved``: the step on the screen jumped, so every card's status may differ."""
         rows = self.rows
-        if rows.restarted:
-            self.cards.ops([["reset"], *self._refill()])
+        if rows.restarted or self.cards.due:
+            self.cards.due = False
+            self.cards.ops([["reset"], *self.refill()])
             return
         ops: list[Op] = [["drop", request_id] for request_id in rows.dropped if request_id in self._drawn]
         self._drawn.difference_update(rows.dropped)

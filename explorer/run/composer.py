@@ -8,13 +8,13 @@ import panel_material_ui as pmui
 
 from engine.request import SamplingParams
 from explorer.base import Clock
+from explorer.canvas.prompt import LIMIT, PromptBox
 from explorer.i18n import _
 from explorer.run.presets import PRESETS, Preset
 from explorer.theme import card
 
 COUNTS = (1, 4, 16)
 MAX_TOKENS = (16, 32, 64, 128, 256, 512, 1024)
-LONGEST_PASTE = 20_000_000  # characters the box takes; the engine says what is too long for the model
 
 
 class Composer(pn.viewable.Viewer):
@@ -31,18 +31,10 @@ class Composer(pn.viewable.Viewer):
             label=_("Form of the prompt"), options={_("Plain text"): "plain", _("Chat"): "chat"}, value="plain", size="small",
             description=_("Plain text is continued as it stands. Chat wraps it in the model's own chat template."), **wide,
         )  # fmt: skip
-        self.prompt = pmui.TextAreaInput(
-            label=_("Prompt"),
-            value=PRESETS["complete"].text,
-            rows=4,
-            max_rows=10,
-            auto_grow=True,
-            max_length=LONGEST_PASTE,
-            **wide,
+        self.prompt = PromptBox(
+            self._submit_text, self._too_long, label=_("Prompt"), value=PRESETS["complete"].text, hint=_("Ctrl+Enter sends it")
         )
-        self.system = pmui.TextAreaInput(
-            label=_("System prompt"), value="", rows=2, max_rows=5, max_length=LONGEST_PASTE, visible=False, **wide
-        )
+        self.system = PromptBox(self._submit_system, self._too_long, label=_("System prompt"), rows=2, visible=False)
         self.count = pmui.RadioButtonGroup(
             label=_("Send how many at once"), options={f"× {n}": n for n in COUNTS}, value=1, size="small",
             description=_("They share one batch. With a fixed seed, copy k uses seed + k."), **wide,
@@ -52,7 +44,7 @@ class Composer(pn.viewable.Viewer):
         self.stop = pmui.Button(label=_("Stop mine"), icon="stop", variant="outlined", margin=0, disabled=True)
         self.preset.param.watch(lambda event: self._take_preset(PRESETS[event.new]), "value")
         self.mode.param.watch(lambda event: self.system.param.update(visible=event.new == "chat"), "value")
-        self.send.on_click(lambda _event: self.submit())
+        self.send.on_click(lambda _event: self.prompt.ask())
         self.stop.on_click(lambda _event: self.stop_mine())
         self._card = self._build()
 
@@ -132,7 +124,7 @@ class Composer(pn.viewable.Viewer):
 
     def submit(self) -> None:
         """Send what stands in the box, as often as asked. Whatever is wrong with it is told to this browser."""
-        owner, text = self.clock.owner, self.prompt.value_input or self.prompt.value
+        owner, text = self.clock.owner, self.prompt.value
         if not text.strip():
             self.session.notify(owner, _("The prompt is empty: write something, or choose a preset, then press Send."))
             return
@@ -142,11 +134,23 @@ class Composer(pn.viewable.Viewer):
         except ValueError as error:
             self.session.notify(owner, str(error))
 
+    def _submit_text(self, text: str) -> None:
+        self.prompt.value = text  # the action may come before the value
+        self.submit()
+
+    def _submit_system(self, text: str) -> None:
+        self.system.value = text
+        self.submit()
+
+    def _too_long(self, length: int) -> None:
+        message = _("The text has {n} characters, more than the {limit} that this box takes. Nothing was inserted.")
+        self.session.notify(self.clock.owner, message.format(n=f"{length:,}", limit=f"{LIMIT:,}"))
+
     def _submit_one(self, text: str, params: SamplingParams, owner: str) -> None:
         if self.mode.value == "plain":
             self.session.submit(text, params, owner)
             return
-        system = (self.system.value_input or self.system.value).strip()
+        system = self.system.value.strip()
         messages = [{"role": "system", "content": system}] if system else []
         self.session.chat([*messages, {"role": "user", "content": text}], params, owner)
 

@@ -46,8 +46,8 @@ class RunView(ExplorerView):
         super().__init__(store, session, clock, **params)
         self.rows = RunRows()
         self._shown: tuple[int, bool] = (-1, True)
-        self.gauges = Gauges(GAUGES, self._all_points)
-        self.answers = Answers(self.rows, store, session, self.clock, self.lock)
+        self.gauges = Gauges(GAUGES)
+        self.answers = Answers(self.rows, store, session, self.clock)
         self.sources, self.plot, self._here = gantt()
         self.plot.on_event(Tap, self._tapped)
         self.plot.on_event(DoubleTap, self._double_tapped)
@@ -89,7 +89,7 @@ class RunView(ExplorerView):
     def _update(self) -> None:
         events = self.new_events()
         shown = (self.shown_step, self.clock.live)
-        if not events and shown == self._shown:
+        if not events and shown == self._shown and not self.answers.cards.due and not self.gauges.due:
             return
         self.rows.feed(events)
         # While live the newest step is shown and only differences travel; a jump in time redraws.
@@ -98,7 +98,8 @@ class RunView(ExplorerView):
         again = moved or self.rows.restarted
         self.answers.update(moved)
         self._draw_gantt(again)
-        if again:
+        if again or self.gauges.due:
+            self.gauges.due = False
             self.gauges.add(self._all_points(), reset=True)
         elif self.clock.live:
             self.gauges.add({name: _points(name, points) for name, points in self.rows.new_points.items()})
@@ -109,8 +110,7 @@ class RunView(ExplorerView):
     # -- gauges --------------------------------------------------------------------------------------------------------------
 
     def _all_points(self) -> dict[str, list[Point]]:
-        with self.lock:
-            return {name: _points(name, self.rows.points_until(name, self.shown_step, KEEP)) for name in UNITS}
+        return {name: _points(name, self.rows.points_until(name, self.shown_step, KEEP)) for name in UNITS}
 
     # -- Gantt ---------------------------------------------------------------------------------------------------------------
 

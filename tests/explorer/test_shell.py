@@ -28,6 +28,7 @@ def test_every_page_builds_with_nothing_to_show_and_with_a_run(desk: Desk, shell
 
 def test_a_page_is_opened_by_its_address_and_by_the_menu(desk: Desk) -> None:
     shell = Shell(desk.session, "?page=kv-cache")
+    assert shell.url.search == "?page=kv-cache"
     assert shell.slug == "kv-cache" and shell.nav.active == (list(PAGES).index("kv-cache"),)
     shell.nav.active = (list(PAGES).index("run"),)
     assert shell.slug == "run"
@@ -69,6 +70,9 @@ def test_a_narrow_window_starts_with_the_drawer_closed(desk: Desk) -> None:
     wide, narrow = Shell(desk.session), Shell(desk.session)
     wide.url.action = {"seq": 1, "kind": "arrived", "search": "", "width": 1200}
     narrow.url.action = {"seq": 1, "kind": "arrived", "search": "", "width": 390}
+    for shell in (wide, narrow):
+        shell._loaded = True
+        shell._fit()
     assert wide.page.sidebar_open and not narrow.page.sidebar_open
     assert not Shell(desk.session, phone=True).page.sidebar_open
 
@@ -115,10 +119,12 @@ def test_a_tick_with_nothing_new_sends_nothing(desk: Desk, shell: Shell, monkeyp
     desk.send(max_tokens=9)
     desk.run(5)
     shell._status_drawn = 0.0
+    parts = (shell.view.answers.cards, shell.view.gauges)  # type: ignore[union-attr]
+    for part in parts:
+        part.action = {"seq": 1, "kind": "ready"}
     shell.tick()
     sent: list[Any] = []
-    for part in (shell.view.answers.cards, shell.view.gauges):  # type: ignore[union-attr]
-        part.action = {"seq": 1, "kind": "ready"}
+    for part in parts:
         monkeypatch.setattr(part, "send", sent.append)
     for part in (shell.transport, shell.status, shell.people, shell.notice, shell.banner, shell.page):
         part.param.watch(sent.append, [name for name in part.param if name not in ("name", "busy")])

@@ -15,9 +15,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from playwright.sync_api import expect
 
 ROOT = Path(__file__).parents[2]
 START_S = 60
+WAIT_MS = 20_000  # machines that run tests are slow at times
 
 
 class Server:
@@ -57,11 +59,18 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def serve(log: Path, *more: str) -> Server:
+    """``panel serve apps/`` as ``make app`` calls it, on a free port, quick to notice that a browser has gone."""
+    port = free_port()
+    quick = ["--check-unused-sessions", "500", "--unused-session-lifetime", "1500", "--num-threads", "4"]
+    command = [sys.executable, "-m", "panel", "serve", "apps/", "--address", "127.0.0.1", "--port", str(port), *quick, *more]
+    return Server(command, port, log)
+
+
 @pytest.fixture(scope="session")
 def app(tmp_path_factory: pytest.TempPathFactory, chromium_path: str) -> Iterator[str]:
     """The app's address, with the stand-in engine behind it. One server for all tests: they see each other's requests."""
-    port = free_port()
-    server = Server([sys.executable, "-m", "tests.ui.fake_app", str(port)], port, tmp_path_factory.mktemp("app") / "log")
+    server = serve(tmp_path_factory.mktemp("app") / "log", "--setup", "tests/ui/fake_setup.py")
     try:
         server.wait()
         yield server.url
@@ -86,6 +95,7 @@ def well_behaved(context: Any) -> Iterator[list[str]]:
     context.on("request", requested)
     context.on("console", said)
     context.on("weberror", lambda error: wrong.append(f"script: {error.error}"))
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(WAIT_MS)
+    expect.set_options(timeout=WAIT_MS)
     yield wrong
     assert not wrong, "\n".join(wrong)

@@ -22,6 +22,7 @@ class Wire:
         self.view.gauges.send = self.points.append  # type: ignore[method-assign]
         self.view.answers.cards.action = {"seq": 1, "kind": "ready"}
         self.view.gauges.action = {"seq": 1, "kind": "ready"}
+        self.view.update()
         self.ops.clear()
         self.points.clear()
 
@@ -89,6 +90,7 @@ def test_a_browser_that_draws_again_gets_everything(desk: Desk, wire: Wire) -> N
     wire.update()
     wire.ops.clear()
     wire.view.answers.cards.action = {"seq": 9, "kind": "ready"}
+    wire.update()
     assert wire.ops[0] == ["reset"]
     assert len(wire.named("tokens")[0][2]) == 5
 
@@ -270,3 +272,19 @@ def test_the_window_follows_the_newest_step_and_labels_stay_few() -> None:
     assert bottom > 89 and top < 3  # downwards
     assert len(labelled) <= MAX_LABELS + 1
     assert ranges([], 0)[0] == (0.5, WINDOW + 0.5)
+
+
+def test_ctrl_enter_sends_what_stands_in_the_box(desk: Desk, wire: Wire) -> None:
+    composer = wire.view.composer
+    assert composer is not None
+    composer.prompt.action = {"seq": 1, "kind": "submit", "text": "typed just now"}
+    desk.deliver()
+    assert [view.prompt_text for view in desk.store.latest().requests.values()] == ["typed just now"]
+
+
+def test_a_text_that_the_box_refused_is_told_with_its_length(desk: Desk, wire: Wire) -> None:
+    composer = wire.view.composer
+    assert composer is not None
+    composer.prompt.action = {"seq": 1, "kind": "too_long", "length": 5_000_000}
+    (notice,) = desk.session.take_notices(wire.view.clock.owner)
+    assert "5,000,000 characters" in notice and "1,000,000" in notice
