@@ -34,7 +34,7 @@ def test_greedy_tokens(parts, model_path, config):
     outputs = engine.generate(
         [case["prompt"] for case in CASES], SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
     )
-    for output, case in zip(outputs, CASES, strict=True):
+    for output, case in zip(outputs, cases, strict=True):
         assert output.prompt_token_ids == case["prompt_ids"]
         assert_equal_tokens(output.token_ids, case["output_ids"], case["margins"], case["prompt"][:40])
         assert output.text == engine.tokenizer.decode(output.token_ids, skip_special_tokens=True)
