@@ -3,6 +3,7 @@
 // Every text is set through textContent: what a model or a user wrote is never markup.
 
 const MAX_CHIPS = 1500; // a card draws this many of its newest tokens and says so
+const FOLDED = 130; // characters of a folded prompt
 const CSS = `
 .ct-tokens { position: relative; font: 14px var(--bokeh-base-font, sans-serif); color: var(--panel-on-surface-color);
   --line: color-mix(in srgb, currentColor 14%, transparent); --muted: color-mix(in srgb, var(--panel-on-surface-color) 70%, var(--panel-surface-color)); }
@@ -95,9 +96,13 @@ function render({ model, el }) {
       header.append(stop);
     }
     const body = make("div", "body");
-    const prompt = make("div", "prompt", facts.prompt);
+    // Folded, a long prompt shows its end: prompts that share a long beginning differ there.
+    const folded = facts.prompt.length > FOLDED ? `… ${facts.prompt.slice(-FOLDED)}` : facts.prompt;
+    const prompt = make("div", "prompt", folded);
     prompt.title = texts.prompt;
-    prompt.addEventListener("click", () => prompt.classList.toggle("open"));
+    prompt.addEventListener("click", () => {
+      prompt.textContent = prompt.classList.toggle("open") ? facts.prompt : folded;
+    });
     const note = make("div", "note", facts.before);
     note.hidden = !facts.before;
     const chips = make("div", "chips");
