@@ -8,6 +8,7 @@ from engine.events.types import Candidate, LogitsRecorded, RequestFinished, Requ
 from engine.output import TextStream
 from engine.reporting import record_added
 from engine.request import CompletionOutput, Request, RequestOutput, TokenLogprob
+from engine.sampling.processors import TokenCounts
 from engine.sampling.sampler import Sampled, Sampler, SampleRow
 from engine.scheduler import Schedule
 
@@ -108,13 +109,7 @@ class Committer:
         return child
 
     def _sample(self, requests: list[Request], logits: Any) -> list[Sampled]:
-        rows = [
-            SampleRow(
-                params=r.params, seed=r.seed, sample_index=r.sample_index, position=r.num_tokens,
-                prompt_token_ids=r.prompt_token_ids if _penalised(r) else [], output_token_ids=r.output_token_ids if _penalised(r) else [],
-            )
-            for r in requests
-        ]  # fmt: skip
+        rows = [_sample_row(request) for request in requests]
         recorder = self.engine.recorder
         return self.sampler.sample(logits, rows, recorder.tokens_top if recorder.on else None)
 
@@ -216,6 +211,12 @@ def _num_rows(logits: Any) -> int:
     return 0 if logits is None else int(logits.shape[0])
 
 
-def _penalised(request: Request) -> bool:
+def _sample_row(request: Request) -> SampleRow:
     p = request.params
-    return p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0
+    row = SampleRow(p, request.seed, request.sample_index, request.num_tokens)
+    if p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0:
+        row.prompt_token_ids, row.output_token_ids = request.prompt_token_ids, request.output_token_ids
+        if request.token_counts is None:
+            request.token_counts = TokenCounts(row.prompt_token_ids)
+        row.counts = request.token_counts
+    return row

@@ -167,7 +167,7 @@ class Request:
     __slots__ = (
         "arrived_ns", "block_hashes", "block_ids", "cache_root", "cache_salt", "finish_reason", "group_id", "last_token_ns",
         "logprobs", "message", "num_cached_tokens", "num_computed_tokens", "num_prompt_tokens", "owner", "params", "parent_id",
-        "prompt_text", "request_id", "sample_index", "seed", "status", "stream", "token_ids",
+        "prompt_text", "request_id", "sample_index", "seed", "status", "stream", "token_counts", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -195,6 +195,7 @@ class Request:
         self.arrived_ns = arrived_ns
         self.last_token_ns = arrived_ns
         self.stream: Any = None  # TextStream
+        self.token_counts: Any = None  # TokenCounts, once a penalty wants them
         self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self.finish_reason: str | None = None
         self.message = ""

@@ -164,6 +164,24 @@ def test_logprobs_are_those_of_the_raw_distribution():
         assert [t for t, _ in token.top] == want.topk(3).indices.tolist()
 
 
+def test_penalties_see_prompt_and_output_of_their_own_sequence():
+    ids = prompt(5, 7)
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, repetition_penalty=1.7, frequency_penalty=0.4)
+    outputs = tiny_engine().generate([ids, prompt(6, 5)], params)
+    _, made = tiny_parts()
+    want, margins = list(ids), []
+    for _ in range(10):
+        logits = made.logits(want)[-1].double()
+        for token in set(want):
+            logits[token] = logits[token] / 1.7 if logits[token] > 0 else logits[token] * 1.7
+        for token in want[len(ids) :]:
+            logits[token] -= 0.4
+        top = logits.topk(2)
+        want.append(int(top.indices[0]))
+        margins.append(float(top.values[0] - top.values[1]))
+    assert_equal_tokens(outputs[0].token_ids, want[len(ids) :], margins)
+
+
 def test_stop_strings_ids_and_eos():
     engine = tiny_engine()
     ids = prompt(2, 6)
