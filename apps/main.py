@@ -1,6 +1,6 @@
 """The app: ``panel serve apps/`` (or ``make app``), then open http://localhost:5006/apps.
 
-The engine starts in a process of its own when the first browser comes; everybody who comes shares it. Environment:
+The engine runs in a process of its own, which starts with the server; everybody who comes shares it. Environment:
 
 CUTAWAY_MODEL                   model to run: a known name, a directory, a .gguf file, a Hugging Face id (default smollm2-135m)
 CUTAWAY_DEVICE, CUTAWAY_DTYPE   "auto" (the default), "cpu", "cuda"; "auto", "float32", "bfloat16", "float16"
