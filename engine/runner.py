@@ -97,7 +97,7 @@ class Runner:
             sample_rows=None if everything else torch.tensor(sampled, dtype=torch.int64, device=device),
             end=max(s.end for s in spans),
             attention=self.attention,
-            plan=self.attention.plan(spans, device, self.model.compute_dtype, self.kv.tensor.dtype),
+            plan=self.attention.plan(spans, self.kv.tensor, self.model.compute_dtype),
         )
 
     def _span(self, item: Scheduled, row: int) -> Span:

@@ -36,16 +36,18 @@ class Attention(ABC):
         self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(config.sliding_windows))  # the different ones
 
     @abstractmethod
-    def plan(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Any:
-        """Whatever is the same in all layers of a step (indices, masks). ``dtype``: of the queries, ``kv_dtype``: of the pool.
-
-        Any order of ``spans`` is right; decodes first, shortest first, is cheapest.
-        """
+    def plan(self, spans: Sequence[Span], kv: torch.Tensor, dtype: torch.dtype) -> Any:
+        """Whatever is the same in all layers of a step (indices, masks, views). Any order of ``spans`` is right; decodes first,
+        shortest first, is cheapest. ``kv``: the pool of all layers, ``KVCache.tensor``; ``dtype``: of the queries."""
 
     @abstractmethod
-    def run(self, plan: Any, layer: int, q: torch.Tensor, kv_new: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
-        """``q`` [tokens, num_attention_heads, head_dim]; ``kv_new`` [tokens, 2, num_kv_heads, head_dim], the new tokens' K
-        and V, which are in ``pool`` [slots, 2, num_kv_heads, head_dim] already. Returns [tokens, num_attention_heads * head_dim]."""
+    def run(self, plan: Any, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+        """[tokens, num_attention_heads * head_dim], in the dtype of ``qkv``.
+
+        ``qkv`` [tokens, num_attention_heads + 2 num_kv_heads, head_dim]: the tokens' queries, keys and values. ``stored``: the
+        same in the dtype of the pool (the same tensor where that is the same). ``pool`` [slots, 2 num_kv_heads, head_dim]: the
+        layer's K and V, the tokens' own already in it.
+        """
 
 
 def create_attention(name: str, config: ModelConfig) -> Attention:

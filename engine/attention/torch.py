@@ -1,15 +1,18 @@
 """Attention in plain torch: scaled_dot_product_attention over views or gathered rows of the paged pool.
 
-Two forms of work, planned once a step for every different sliding window:
+Three forms of work, planned once a step for every different sliding window:
 
-- a *decode group*: requests with one new token each, of similar length. Their K and V rows are gathered into one padded
-  [B, L] batch, small enough to stay in the CPU's cache until it is read; where a request's table happens to be physically
-  contiguous and it is alone, a view is enough and nothing is copied.
+- a *view*: one request with one new token whose table is physically contiguous. Nothing is copied.
+- a *gather*: requests with one new token each, of similar length. Their K and V rows are gathered into one padded [B, L]
+  batch, small enough to stay in the CPU's cache until it is read.
 - a *chunk*: a request with several new tokens, one call of its own. Without context before it, it reads its own fresh
   K and V and no pool at all.
 
 Padding repeats a slot of the request itself, masked out: no slot that belongs to another request, to nobody, or that has
 not been written yet is ever read, so whatever they hold (NaN included) cannot show.
+
+The first two run for every token and are bound by reading K and V and by the number of operations, not by arithmetic. So
+bfloat16 rows are used as they are rather than widened first, and there are few calls.
 
 Shapes: T rows in the batch, B requests, L keys, H query heads, K KV heads, G = H / K query heads to a KV head, D head_dim.
 """
@@ -23,29 +26,52 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention.base import Attention, Span
+from engine.model.config import ModelConfig
 
-# What one decode group gathers, at most (a single request may be longer): about two cores' second-level caches. A GPU has
-# the bandwidth, and wants few large launches.
-_GROUP_BYTES = 1 << 21
+# What one gather copies, at most (a single request may be longer): about two cores' second-level caches. A GPU has the
+# bandwidth, and wants few large launches.
+_GATHER_BYTES = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
-class _Decode:
-    rows: slice
-    slots: slice | torch.Tensor  # a contiguous run of the pool (B = 1), or int64 [B * L]
-    size: int  # B
-    mask: torch.Tensor | None  # [B, 1, 1, L], added to the scores; None: nothing is padded
-    dtype: torch.dtype  # of the arithmetic
+class _Heads:
+    """The numbers of a layer, as the work items need them."""
 
-    def run(self, q: torch.Tensor, kv_new: torch.Tensor, pool: torch.Tensor, group: int) -> torch.Tensor:
-        heads_d = q.shape[1] * q.shape[2]
-        kv = _rows_of(pool, self.slots, self.dtype)  # [B * L, 2, K, D]
-        kv_BL2KD = kv.view(self.size, -1, *kv.shape[1:])
-        q_BKGD = q[self.rows].to(self.dtype).view(self.size, -1, group, q.shape[2])
-        out = F.scaled_dot_product_attention(
-            q_BKGD, kv_BL2KD[:, :, 0].transpose(1, 2), kv_BL2KD[:, :, 1].transpose(1, 2), attn_mask=self.mask
-        )
-        return out.reshape(self.size, heads_d).to(q.dtype)
+    query: int  # H
+    kv: int  # K
+    group: int  # G
+    dim: int  # D
+    dtype: torch.dtype  # of a decode's arithmetic
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    rows: slice
+    layers: tuple[torch.Tensor, ...]  # each layer's [2, 1, K, L, D], views of the pool
+    heads: _Heads
+
+    def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+        h = self.heads
+        k, v = _as(self.layers[layer], h.dtype).unbind()
+        q = _queries(self.rows, qkv, stored, h).view(1, h.kv, h.group, h.dim)
+        out = F.scaled_dot_product_attention(q, k, v).view(1, -1)
+        return _as(out, qkv.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    rows: slice
+    slots: torch.Tensor  # int64 [B * L]
+    mask: torch.Tensor | None  # [B, 1, 1, L], added to the scores; None: nothing is padded
+    heads: _Heads
+
+    def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+        h, size = self.heads, self.rows.stop - self.rows.start
+        kv = _as(pool.index_select(0, self.slots), h.dtype)  # [B * L, 2 K, D]
+        k, v = kv.view(size, -1, 2, h.kv, h.dim).permute(2, 0, 3, 1, 4).unbind()  # [B, K, L, D]
+        q = _queries(self.rows, qkv, stored, h).view(size, h.kv, h.group, h.dim)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask).reshape(size, -1)
+        return _as(out, qkv.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,93 +79,63 @@ class _Chunk:
     rows: slice
     slots: slice | torch.Tensor | None  # of all keys; None: the keys are the chunk itself
     mask: torch.Tensor | None  # [n, L], added to the scores; None: plain causal, n = L
+    heads: _Heads
 
-    def run(self, q: torch.Tensor, kv_new: torch.Tensor, pool: torch.Tensor, group: int) -> torch.Tensor:
-        heads_d = q.shape[1] * q.shape[2]
-        kv = kv_new[self.rows] if self.slots is None else _rows_of(pool, self.slots, q.dtype)
-        q_nHD = q[self.rows]
-        n = q_nHD.shape[0]
+    def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+        h, new = self.heads, qkv[self.rows]
+        if self.slots is None:
+            kv = new[:, h.query :]
+        else:
+            kv = _as(pool[self.slots] if isinstance(self.slots, slice) else pool.index_select(0, self.slots), qkv.dtype)
         # The G query heads of a KV head become the outer dimension, over which K and V repeat without being copied.
-        q_GKnD = q_nHD.view(n, -1, group, q.shape[2]).permute(2, 1, 0, 3)
-        k_GKLD = kv[:, 0].transpose(0, 1).expand(group, -1, -1, -1)
-        v_GKLD = kv[:, 1].transpose(0, 1).expand(group, -1, -1, -1)
-        out = F.scaled_dot_product_attention(q_GKnD, k_GKLD, v_GKLD, attn_mask=self.mask, is_causal=self.mask is None)
-        return out.permute(2, 1, 0, 3).reshape(n, heads_d)
+        q = new[:, : h.query].view(-1, h.kv, h.group, h.dim).permute(2, 1, 0, 3)  # [G, K, n, D]
+        k = kv[:, : h.kv].transpose(0, 1).expand(h.group, -1, -1, -1)  # [G, K, L, D]
+        v = kv[:, h.kv :].transpose(0, 1).expand(h.group, -1, -1, -1)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.mask is None)
+        return out.permute(2, 1, 0, 3).reshape(new.shape[0], -1)
 
 
-def _rows_of(pool: torch.Tensor, slots: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[rows, 2, K, D] in ``dtype``: a view where it can be one."""
-    rows = pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
-    return rows.to(dtype)
+def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def _queries(rows: slice, qkv: torch.Tensor, stored: torch.Tensor, heads: _Heads) -> torch.Tensor:
+    """The queries of some rows in the dtype of a decode's arithmetic."""
+    source = stored if stored.dtype == heads.dtype else qkv
+    q = source.narrow(1, 0, heads.query)
+    return q if q.shape[0] == rows.stop - rows.start else q[rows]
 
 
 class TorchAttention(Attention):
     name = "torch"
 
-    def plan(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Any:
-        """One list of work items for each different sliding window."""
-        return {window: self._items(spans, window, device, dtype, kv_dtype) for window in self.windows}
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.group = config.num_attention_heads // config.num_kv_heads
 
-    def run(self, plan: Any, layer: int, q: torch.Tensor, kv_new: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+    def plan(self, spans: Sequence[Span], kv: torch.Tensor, dtype: torch.dtype) -> Any:
+        """One list of work items for each different sliding window."""
+        decode_dtype = kv.dtype if kv.dtype == torch.bfloat16 else dtype
+        config = self.config
+        heads = _Heads(config.num_attention_heads, config.num_kv_heads, self.group, config.head_dim, decode_dtype)
+        return {window: self._items(spans, window, kv.flatten(1, 2), dtype, heads) for window in self.windows}
+
+    def run(self, plan: Any, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         items = plan[self.config.sliding_windows[layer]]
-        group = self.config.num_attention_heads // self.config.num_kv_heads
         if len(items) == 1:
-            return items[0].run(q, kv_new, pool, group)
-        out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+            return items[0].run(layer, qkv, stored, pool)
+        out = qkv.new_empty(qkv.shape[0], self.config.num_attention_heads * self.config.head_dim)
         for item in items:
-            out[item.rows] = item.run(q, kv_new, pool, group)
+            out[item.rows] = item.run(layer, qkv, stored, pool)
         return out
 
-    def _items(
-        self, spans: Sequence[Span], window: int | None, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype
-    ) -> list[Any]:
-        items: list[Any] = []
+    def _items(self, spans: Sequence[Span], window: int | None, kv: torch.Tensor, dtype: torch.dtype, heads: _Heads) -> list[Any]:
+        """``kv``: [num_layers, slots, 2, K, D]."""
+        row_bytes = 2 * heads.kv * heads.dim * heads.dtype.itemsize
+        limit = _GATHER_BYTES // row_bytes if kv.device.type == "cpu" else 1 << 62
         decodes = [s for s in spans if s.num_tokens == 1]
-        # A decode is bound by reading K and V: bfloat16 rows are used as they are rather than widened first.
-        decode_dtype = kv_dtype if kv_dtype == torch.bfloat16 else dtype
-        row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * decode_dtype.itemsize
-        limit = _GROUP_BYTES // row_bytes if device.type == "cpu" else 1 << 62
-        for group in _groups(decodes, window, limit):
-            items.append(self._decode(group, window, device, decode_dtype))
-        items += [self._chunk(s, window, device, dtype) for s in spans if s.num_tokens > 1]
-        return items
-
-    def _decode(self, spans: list[Span], window: int | None, device: torch.device, dtype: torch.dtype) -> _Decode:
-        keys = [s.slots[_first_key(s.start, window) :] for s in spans]
-        rows = slice(spans[0].row, spans[-1].row + 1)
-        if len(keys) == 1:
-            return _Decode(rows, _slots(keys[0], device), 1, None, dtype)
-        longest = max(len(k) for k in keys)
-        padded = np.empty((len(keys), longest), dtype=np.int64)
-        for row, k in zip(padded, keys):
-            row[: len(k)] = k
-            row[len(k) :] = k[0]
-        mask = None
-        if any(len(k) != longest for k in keys):
-            lengths = np.array([len(k) for k in keys])
-            hidden = np.arange(longest) >= lengths[:, None]
-            bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), float("-inf"))
-            mask = bias.to(device)[:, None, None, :]
-        return _Decode(rows, torch.from_numpy(padded.ravel()).to(device), len(keys), mask, dtype)
-
-    def _chunk(self, span: Span, window: int | None, device: torch.device, dtype: torch.dtype) -> _Chunk:
-        rows = slice(span.row, span.row + span.num_tokens)
-        if span.start == 0 and (window is None or window >= span.end):
-            return _Chunk(rows, None, None)
-        first = _first_key(span.start, window)
-        positions = torch.arange(span.start, span.end, device=device)[:, None]
-        keys = torch.arange(first, span.end, device=device)[None, :]
-        hidden = keys > positions
-        if window is not None:
-            hidden |= keys <= positions - window
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-        slots = _slots(span.slots[first:], device) if span.start else None
-        return _Chunk(rows, slots, mask)
-
-
-def _first_key(position: int, window: int | None) -> int:
-    """The first position that ``position`` sees."""
-    return 0 if window is None else max(0, position + 1 - window)
+        items: list[Any] = [_decode(group, window, kv, heads) for group in _groups(decodes, window, limit)]
+        return items + [_chunk(s, window, kv.device, dtype, heads) for s in spans if s.num_tokens > 1]
 
 
 def _groups(spans: list[Span], window: int | None, limit: int) -> Iterator[list[Span]]:
@@ -157,8 +153,50 @@ def _groups(spans: list[Span], window: int | None, limit: int) -> Iterator[list[
         yield group
 
 
-def _slots(slots: Any, device: torch.device) -> slice | torch.Tensor:
-    """A slice where the slots are neighbours in order."""
+def _decode(spans: list[Span], window: int | None, kv: torch.Tensor, heads: _Heads) -> _View | _Gather:
+    keys = [s.slots[_first_key(s.start, window) :] for s in spans]
+    rows = slice(spans[0].row, spans[-1].row + 1)
+    run = _contiguous(keys[0]) if len(keys) == 1 else None
+    if run is not None:
+        return _View(rows, kv[:, run].permute(0, 2, 3, 1, 4).unsqueeze(2).unbind(), heads)
+    longest = max(len(k) for k in keys)
+    padded = np.empty((len(keys), longest), dtype=np.int64)
+    for row, k in zip(padded, keys):
+        row[: len(k)] = k
+        row[len(k) :] = k[0]
+    mask = None
+    if any(len(k) != longest for k in keys):
+        hidden = np.arange(longest) >= np.array([len(k) for k in keys])[:, None]
+        bias = torch.zeros(hidden.shape, dtype=heads.dtype).masked_fill_(torch.from_numpy(hidden), float("-inf"))
+        mask = bias.to(kv.device)[:, None, None, :]
+    return _Gather(rows, torch.from_numpy(padded.ravel()).to(kv.device), mask, heads)
+
+
+def _chunk(span: Span, window: int | None, device: torch.device, dtype: torch.dtype, heads: _Heads) -> _Chunk:
+    rows = slice(span.row, span.row + span.num_tokens)
+    if span.start == 0 and (window is None or window >= span.end):
+        return _Chunk(rows, None, None, heads)
+    first = _first_key(span.start, window)
+    positions = torch.arange(span.start, span.end, device=device)[:, None]
+    keys = torch.arange(first, span.end, device=device)[None, :]
+    hidden = keys > positions
+    if window is not None:
+        hidden |= keys <= positions - window
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+    if not span.start:
+        return _Chunk(rows, None, mask, heads)
+    slots = span.slots[first:]
+    run = _contiguous(slots)
+    return _Chunk(rows, run if run is not None else torch.from_numpy(slots.copy()).to(device), mask, heads)
+
+
+def _first_key(position: int, window: int | None) -> int:
+    """The first position that ``position`` sees."""
+    return 0 if window is None else max(0, position + 1 - window)
+
+
+def _contiguous(slots: "np.ndarray[Any, np.dtype[np.int64]]") -> slice | None:
+    """The slots as a slice where they are neighbours in order."""
     if slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all()):
         return slice(int(slots[0]), int(slots[-1]) + 1)
-    return torch.from_numpy(np.ascontiguousarray(slots)).to(device)
+    return None

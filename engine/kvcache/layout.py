@@ -30,8 +30,9 @@ class KVCache:
         shape = (config.num_layers, num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
         # zeros, not empty: the pages of a large pool are then mapped only when blocks are written.
         self.tensor = torch.zeros(shape, dtype=dtype, device=device)
-        slots = (num_blocks * block_size, 2, config.num_kv_heads, config.head_dim)
-        self.layers: list[torch.Tensor] = [layer.view(slots) for layer in self.tensor]  # [slots, 2, num_kv_heads, head_dim]
+        slots = (num_blocks * block_size, 2 * config.num_kv_heads, config.head_dim)
+        # Each layer's [slots, 2 num_kv_heads, head_dim]: of a token the K of all heads, then the V of all heads.
+        self.layers: list[torch.Tensor] = [layer.view(slots) for layer in self.tensor]
 
     @staticmethod
     def bytes_per_block_of(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

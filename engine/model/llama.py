@@ -50,8 +50,8 @@ class Norm:
         if self.fused:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scale = torch.addcmul(self.eps_sum, norm, norm).rsqrt_()
-        return (x * scale).mul_(self.scaled).to(x.dtype)
+        y = (x * torch.addcmul(self.eps_sum, norm, norm).rsqrt_()).mul_(self.scaled)
+        return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 class Rope:
@@ -117,15 +117,14 @@ class Layer:
 
         ``rows``: the only rows that are wanted (after the last layer nobody needs the others); None: all.
         """
-        tokens, rotated = x.shape[0], self.heads + self.kv_heads
-        qkv = self.qkv(self.attention_norm(x)).view(tokens, -1, self.head_dim)  # [T, H + 2 K, D]: q, k, v
-        qk = qkv[:, :rotated]
+        qkv = self.qkv(self.attention_norm(x)).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)  # q, k, v
+        qk = qkv.narrow(1, 0, self.heads + self.kv_heads)
         if self.qk_norm is not None:
             qk.copy_(self.qk_norm(qk))
         rotate_(qk, cos, sin)
-        kv = qkv[:, self.heads :].view(tokens, 2, self.kv_heads, self.head_dim)
-        pool.index_copy_(0, batch.slots, kv.to(pool.dtype))
-        attended = batch.attention.run(batch.plan, self.index, qkv[:, : self.heads], kv, pool)
+        stored = qkv if qkv.dtype == pool.dtype else qkv.to(pool.dtype)
+        pool.index_copy_(0, batch.slots, stored.narrow(1, self.heads, 2 * self.kv_heads))
+        attended = batch.attention.run(batch.plan, self.index, qkv, stored, pool)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         x = self.o.added_to(x, attended)

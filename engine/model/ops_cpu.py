@@ -27,7 +27,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 def linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """[T, in] -> [T, out]."""
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
 
 
 def linear_add(residual: torch.Tensor, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -42,7 +42,7 @@ def pack_half(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
 
 def linear_half(x: torch.Tensor, packed: Any) -> torch.Tensor:
     """float32 [T, in] -> float32 [T, out]."""
-    return torch.ops.quantized.linear_dynamic_fp16(x, packed)
+    return torch.ops.quantized.linear_dynamic_fp16.default(x, packed)
 
 
 def fits_half(weight: torch.Tensor) -> bool:

@@ -1,13 +1,14 @@
 """The torch backend against attention written out in float64."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import engine.attention.torch as backend
-from engine.attention.base import Span, create_attention
+from engine.attention.base import Attention, Span, create_attention
 from engine.model.config import ModelConfig
 
 
@@ -37,22 +38,34 @@ class Case:
         heads, kv_heads, dim = config.num_attention_heads, config.num_kv_heads, config.head_dim
         total = sum(start + n for start, n in runs)
         slots = list(range(3, total + 3)) if contiguous else random.Random(1).sample(range(total + 50), total)
-        self.pool = torch.full((total + 60, 2, kv_heads, dim), float("nan"), dtype=kv_dtype)
-        self.q = torch.randn(sum(n for _, n in runs), heads, dim)
-        self.kv_new = torch.empty(len(self.q), 2, kv_heads, dim)
+        # [layers, blocks, block size, 2, K, D]; the same in each layer
+        self.kv = torch.full((len(config.sliding_windows), total + 60, 1, 2, kv_heads, dim), float("nan"), dtype=kv_dtype)
+        self.qkv = torch.randn(sum(n for _, n in runs), heads + 2 * kv_heads, dim)
+        self.q = self.qkv[:, :heads]
         self.spans, self.want = [], {window: torch.empty(len(self.q), heads * dim) for window in config.sliding_windows}
         row = 0
         for start, n in runs:
             own, slots = np.array(slots[: start + n], dtype=np.int64), slots[start + n :]
             kv = torch.randn(start + n, 2, kv_heads, dim).to(kv_dtype)
-            self.pool[torch.from_numpy(own)] = kv
-            self.kv_new[row : row + n] = kv[start:].float()
+            self.kv[:, torch.from_numpy(own), 0] = kv
+            self.qkv[row : row + n, heads:] = kv[start:].flatten(1, 2).float()
             self.spans.append(Span(row, start, n, own))
             for i in range(n):
                 past = kv[: start + i + 1].double()
                 for window, want in self.want.items():
                     want[row + i] = naive(self.q[row + i].double(), past[:, 0], past[:, 1], start + i, window).flatten()
             row += n
+
+    def run(self, attention: Attention, layer: int, plan: Any = None) -> torch.Tensor:
+        if plan is None:
+            plan = attention.plan(self.spans, self.kv, torch.float32)
+        return attention.run(
+            plan,
+            layer,
+            self.qkv,
+            self.qkv.to(self.kv.dtype),
+            self.kv[layer].view(-1, *self.qkv[:, -2 * self.kv.shape[4] :].shape[1:]),
+        )
 
 
 RUNS = {
@@ -72,21 +85,20 @@ def test_against_float64(heads, kv_heads, dim, contiguous, runs):
     config = model_config(heads, kv_heads, dim, (None, 1, 6))
     case = Case(config, runs, contiguous, torch.float32)
     attention = create_attention("torch", config)
-    plan = attention.plan(case.spans, torch.device("cpu"), torch.float32, torch.float32)
     for layer, window in enumerate(config.sliding_windows):
-        got = attention.run(plan, layer, case.q, case.kv_new, case.pool)
+        got = case.run(attention, layer)
         torch.testing.assert_close(got, case.want[window], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("limit", [1, 4000, 1 << 30])
 def test_grouping_changes_nothing(monkeypatch, limit):
-    monkeypatch.setattr(backend, "_GROUP_BYTES", limit)
+    monkeypatch.setattr(backend, "_GATHER_BYTES", limit)
     config = model_config(4, 2, 8, (None,))
     case = Case(config, [(i * 7 % 23, 1) for i in range(20)], False, torch.float32)
     attention = create_attention("auto", config)
-    plan = attention.plan(case.spans, torch.device("cpu"), torch.float32, torch.float32)
+    plan = attention.plan(case.spans, case.kv, torch.float32)
     assert (len(plan[None]) == 20) == (limit == 1)
-    got = attention.run(plan, 0, case.q, case.kv_new, case.pool)
+    got = case.run(attention, 0, plan)
     torch.testing.assert_close(got, case.want[None], atol=1e-5, rtol=0)
 
 
@@ -95,9 +107,8 @@ def test_a_pool_narrower_than_the_queries(kv_dtype, tolerance):
     config = model_config(4, 2, 16, (None, 5))
     case = Case(config, RUNS["everything"], False, kv_dtype)
     attention = create_attention("torch", config)
-    plan = attention.plan(case.spans, torch.device("cpu"), torch.float32, kv_dtype)
     for layer, window in enumerate(config.sliding_windows):
-        got = attention.run(plan, layer, case.q, case.kv_new, case.pool)
+        got = case.run(attention, layer)
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, case.want[window], atol=tolerance, rtol=0)
 
@@ -108,8 +119,10 @@ def test_a_contiguous_table_is_read_in_place():
     plans = {}
     for contiguous in (True, False):
         case = Case(config, [(30, 1)], contiguous, torch.float32)
-        plans[contiguous] = attention.plan(case.spans, torch.device("cpu"), torch.float32, torch.float32)[None][0]
-    assert plans[True].slots == slice(3, 34)
+        plans[contiguous] = attention.plan(case.spans, case.kv, torch.float32)[None][0]
+        if contiguous:
+            assert plans[True].layers[0].untyped_storage().data_ptr() == case.kv.untyped_storage().data_ptr()
+            assert plans[True].layers[0].shape == (2, 1, 2, 31, 8)
     assert isinstance(plans[False].slots, torch.Tensor)
 
 

@@ -36,9 +36,11 @@ def test_slots_number_the_tokens_of_a_table():
 
 def test_a_slot_is_the_same_place_in_the_blocks():
     kv = KVCache(CONFIG, 4, 3, "cpu", torch.float32)
-    kv.layers[1][2 * 3 + 1, 0] = 7.0  # block 2, offset 1, K
+    kv.layers[1][2 * 3 + 1, :2] = 7.0  # block 2, offset 1, K of both heads
+    kv.layers[1][2 * 3 + 1, 2:] = 9.0  # V
     assert (kv.tensor[1, 2, 1, 0] == 7).all()
-    assert kv.tensor.sum() == 7 * 2 * 8
+    assert (kv.tensor[1, 2, 1, 1] == 9).all()
+    assert kv.tensor.sum() == (7 + 9) * 2 * 8
 
 
 def test_copies_and_fills_reach_all_layers_and_nothing_else():
