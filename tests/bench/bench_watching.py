@@ -80,14 +80,20 @@ def main() -> None:
         engine.recorder.detach(log.append)
 
     nobody = statistics.median(results["nobody"])
-    print(f"batch {args.batch}, {args.tokens} tokens each, {engine.config.dtype}, {args.threads} threads, medians of {args.rounds} rounds")
+    print(
+        f"batch {args.batch}, {args.tokens} tokens each, {engine.config.dtype}, {args.threads} threads, medians of {args.rounds} rounds"
+    )
     for name, rates in results.items():
         ratios = [rate / base for rate, base in zip(rates, results["nobody"])]
-        print(f"{name:14} {statistics.median(rates):8.1f} tok/s   ratio to nobody {statistics.median(ratios):.3f}  ({min(ratios):.3f} .. {max(ratios):.3f})")
+        print(
+            f"{name:14} {statistics.median(rates):8.1f} tok/s   ratio to nobody {statistics.median(ratios):.3f}  ({min(ratios):.3f} .. {max(ratios):.3f})"
+        )
     branches = branches_per_step(engine, prompts)
     branch_ns = 1e9 * min(timeit.repeat("if r.on: pass", globals={"r": Recorder()}, number=1_000_000, repeat=3)) / 1e6
     step_ns = 1e9 * args.batch / nobody
-    print(f"nobody, derived: {branches:.1f} branches a step x {branch_ns:.1f} ns = {100 * branches * branch_ns / step_ns:.4f}% of a step of {step_ns / 1e6:.1f} ms")
+    print(
+        f"nobody, derived: {branches:.1f} branches a step x {branch_ns:.1f} ns = {100 * branches * branch_ns / step_ns:.4f}% of a step of {step_ns / 1e6:.1f} ms"
+    )
 
 
 if __name__ == "__main__":
