@@ -31,7 +31,7 @@ def status_line(session: Any) -> str:
             hint = _("Share of the newest {n} steps' time that recording events for the viewers took (derived).").format(
                 n=COST_STEPS
             )
-            text = _("watching {cost}").format(cost=number(cost, "%", 2))
+            text = _("watching {cost} on average").format(cost=number(cost, "%", 2))
             parts.append(f'<span class="more ct-muted" title="{html.escape(hint)}">{html.escape(text)}</span>')
     return f'<div class="line">{"".join(parts)}</div>'
 

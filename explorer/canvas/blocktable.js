@@ -65,7 +65,8 @@ class BlockTables {
   schedule() { if (!this.pending) this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); }); }
 
   draw() {
-    const rows = this.model.get("rows") || [], request = this.model.get("selected_request") || "", block = this.model.get("selected_block") ?? -1;
+    const rows = this.model.get("rows") || [], selected = this.model.get("selected_request") || "", block = this.model.get("selected_block") ?? -1;
+    const request = rows.some((row) => row.id === selected) ? selected : "";  // one that holds no block leaves the others as they are
     const dark = luminance(getComputedStyle(this.root).color) > 128, ids = new Set(rows.map((row) => row.id));
     for (const [id, row] of this.seen) if (!ids.has(id)) { row.node.remove(); this.seen.delete(id); }
     let before = null;

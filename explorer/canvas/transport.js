@@ -116,7 +116,7 @@ function render({ model, el }) {
     back.disabled = none || shown <= first;
     step.disabled = none || shown >= last;
     label.textContent = none ? texts.none : texts.step_of.replace("{step}", shown.toLocaleString()).replace("{last}", last.toLocaleString());
-    label.title = texts.kept.replace("{first}", first.toLocaleString());
+    label.title = none ? "" : first <= 1 ? texts.all_kept : texts.kept.replace("{first}", first.toLocaleString());
   }
   const names = ["first", "last", "step", "live", "playing", "speed"];
   for (const name of names) model.on(`change:${name}`, draw);

@@ -21,6 +21,7 @@ TEXTS = {
     "live_label": _("Live"),
     "none": _("No steps yet"),
     "step_of": _("step {step} of {last}"),
+    "all_kept": _("Every step since the engine started is kept."),
     "kept": _("Steps from {first} on are kept; older ones made room."),
 }
 

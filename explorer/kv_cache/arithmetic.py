@@ -87,7 +87,7 @@ def _heads_html(shape: KvShape) -> str:
             f'<div class="kv-head{" kv-here" if here else ""}"><span>{name}<i>{html.escape(tag)}</i></span>'
             f'<span class="kv-bar" title="{variant.bytes_per_token} bytes per token">'
             f'<span style="width:{width:.1f}%"></span></span>'
-            f"<span>{human_bytes(variant.bytes_per_token)}</span><em>{variant.num_kv_heads} KV heads: {what}</em></div>"
+            f"<span>{human_bytes(variant.bytes_per_token)}</span><em>{variant.num_kv_heads} KV head{'s' if variant.num_kv_heads != 1 else ''}: {what}</em></div>"
         )
     return f'<h3>Had it been built otherwise, per token</h3><div class="kv-heads">{rows}</div>'
 

@@ -82,7 +82,7 @@ SCENES: dict[str, Scene] = {
     scene.key: scene
     for scene in (
         Scene(
-            "shared", _("Shared prefix"), _("Six guests ask under one system prompt of some 300 tokens."),
+            "shared", _("Shared prefix"), _("Six requests under one system prompt of some 300 tokens."),
             _("The first request computes the prompt. The other five hit its blocks: the striped ones with a count are stored once "
               "and named by several tables. The look-ups below say how many tokens each was spared."),
             _shared_knobs, _shared_waves,
@@ -122,7 +122,7 @@ class Director:
         if key not in SCENES:
             raise ValueError(f"scene must be one of {', '.join(SCENES)}, got {key!r}")
         scene = SCENES[key]
-        now = knobs_now(state)
+        now = {**knobs_now(state), **state.draining}  # what is asked for already counts: the running requests only delay it
         wanted = {name: value for name, value in scene.knobs(now).items() if now.get(name) != value}
         self.scene, self._waves, self._lead, self._first_wave, self._wanted = scene, scene.waves(), None, True, wanted
         self.said = ("wait", _("Sending…"))

@@ -15,7 +15,7 @@ from engine.events.types import CacheTimed, EngineStarted, Event, PoolResized, P
 from explorer.base import Clock, ExplorerView
 from explorer.canvas.blockmap import BlockMap
 from explorer.canvas.blocktable import BlockTable
-from explorer.i18n import _
+from explorer.i18n import _, ngettext
 from explorer.kv_cache import arithmetic, rows, usage
 from explorer.kv_cache.figure import TIMING_LINES, USAGE_LINES, Line, legend_html, timing_figure, usage_figure
 from explorer.kv_cache.scenes import SCENES, Director
@@ -208,7 +208,13 @@ class KVCacheView(ExplorerView):
             )
         ]
         if n.shared:
-            parts.append(_("<b>{n:,}</b> shared, which spares {saved:,} blocks").format(n=n.shared, saved=n.saved))
+            parts.append(
+                ngettext(
+                    "<b>{n:,}</b> shared, which spares {saved:,} block",
+                    "<b>{n:,}</b> shared, which spares {saved:,} blocks",
+                    n.saved,
+                ).format(n=n.shared, saved=n.saved)
+            )
         if n.cached:
             parts.append(_("<b>{n:,}</b> free but still findable by their prefix").format(n=n.cached))
         if state.draining:

@@ -8,7 +8,7 @@ from bokeh.events import DoubleTap, Tap
 
 from explorer.base import Clock, ExplorerView
 from explorer.canvas.gauges import KEEP, Gauge, Gauges, Point
-from explorer.i18n import _
+from explorer.i18n import _, ngettext
 from explorer.run.answers import Answers
 from explorer.run.composer import Composer
 from explorer.run.figure import PHASES, ROLLOVER, WINDOW, gantt, gantt_columns, ranges
@@ -152,7 +152,10 @@ class RunView(ExplorerView):
 
 def _points(name: str, points: list[tuple[int, float]]) -> list[Point]:
     whole = name == "batch"
-    return [(step, value, number(int(value) if whole else value, UNITS[name])) for step, value in points]
+    return [
+        (step, value, number(int(value), ngettext("request", "requests", int(value))) if whole else number(value, UNITS[name]))
+        for step, value in points
+    ]
 
 
 def _legend() -> str:

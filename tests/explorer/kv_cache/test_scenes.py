@@ -83,6 +83,16 @@ def test_pool_too_small_waits_for_the_pool_and_restores_it(desk, director):
     assert desk.knobs[-1] == ("ann", {"num_kv_blocks": 64}) and director.changed == {} and director.said == ("", "")
 
 
+def test_a_restore_still_draining_is_what_the_next_scene_goes_back_to(desk, director):
+    """The small pool runs on, 64 blocks are asked for again, and the next scene starts meanwhile."""
+    state = state_of(PoolSim(num_blocks=15, block_size=16)).copy()
+    state.draining["num_kv_blocks"] = 64
+    director.start("fork", state)
+    assert desk.knobs[-1] == ("ann", {"num_kv_blocks": 96})
+    director.restore()
+    assert desk.knobs[-1] == ("ann", {"num_kv_blocks": 64})
+
+
 def test_the_small_pool_has_room_for_the_beginnings_but_not_for_the_ends():
     """15 blocks of 16: four prompts of some 50 tokens fit, four texts of 160 do not."""
     assert SCENES["small"].knobs({"block_size": 16, "max_num_seqs": 8}) == {"num_kv_blocks": 15}
