@@ -24,16 +24,20 @@ class Url(Canvas):
     kinds = ("arrived",)
 
     # One parameter: two would reach the browser one after the other.
-    target = param.Dict(default={"search": "", "push": False}, doc="The query, and whether it makes an entry in the history.")
+    target = param.Dict(
+        default={"search": "", "push": False, "seen": 0},
+        doc="The query, whether it makes an entry in the history, and the last action before it.",
+    )
 
     def __init__(self, arrived: Callable[[dict[str, Any]], None], **params: Any) -> None:
         super().__init__(width=0, height=0, margin=0, **params)
         self._arrived = arrived
+        self._seen = 0
 
     def write(self, search: str, push: bool = False) -> None:
         """``push``: Back returns to the address before; otherwise this one takes its place."""
         if search != self.search:
-            self.target = {"search": search, "push": push}
+            self.target = {"search": search, "push": push, "seen": self._seen}
 
     @property
     def search(self) -> str:
@@ -44,6 +48,8 @@ class Url(Canvas):
         return self.target["push"]
 
     def on_arrived(self, action: dict[str, Any]) -> None:
+        seq = action.get("seq")
+        self._seen = seq if isinstance(seq, int) else self._seen
         self._arrived(action)
 
 

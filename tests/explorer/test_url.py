@@ -60,3 +60,14 @@ def test_the_browser_tells_where_it_arrived() -> None:
     url.action = {"seq": 1, "kind": "arrived", "search": "?page=run", "width": 390}
     url.action = {"seq": 2, "kind": "__init__"}
     assert [place["search"] for place in places] == ["?page=run"]
+
+
+def test_what_is_written_says_which_action_it_answers() -> None:
+    url = Url(lambda action: None)
+    url.write("?a=1")
+    assert url.target == {"search": "?a=1", "push": False, "seen": 0}
+    url.action = {"seq": 4, "kind": "arrived", "search": "?b=2"}
+    url.write("?b=2")
+    url.action = {"seq": "x", "kind": "arrived"}
+    url.write("?c=3", push=True)
+    assert url.target == {"search": "?c=3", "push": True, "seen": 4}
