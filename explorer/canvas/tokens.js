@@ -20,7 +20,7 @@ const CSS = `
 .ct-tokens header .stop { font: inherit; font-size: 12.5px; color: inherit; background: none; border: 1px solid var(--line); border-radius: 7px; padding: 3px 10px; cursor: pointer; }
 .ct-tokens header .stop:hover { background: color-mix(in srgb, currentColor 8%, transparent); }
 .ct-tokens .body { padding: 9px 12px 11px; max-height: 15.5em; overflow-y: auto; line-height: 1.75; overflow-wrap: anywhere; }
-.ct-tokens .prompt { color: var(--muted); white-space: pre-wrap; font-size: 13px; line-height: 1.5; margin-bottom: 6px; max-height: 4.5em; overflow: hidden; }
+.ct-tokens .prompt { color: var(--muted); white-space: pre-wrap; font-size: 13px; line-height: 1.5; margin-bottom: 6px; max-height: 7.5em; overflow: hidden; display: flex; flex-direction: column; justify-content: flex-end; }
 .ct-tokens .prompt.open { max-height: none; }
 .ct-tokens .note { color: var(--muted); font-size: 12.5px; }
 .ct-tokens .chips { white-space: pre-wrap; border-radius: 4px; }
