@@ -67,10 +67,9 @@ class Answers:
     def _new_card(self, row: RequestRow) -> Op:
         self._drawn.add(row.request_id)
         mine = row.owner == self.clock.owner
-        label = f"#{row.ordinal}" + (_(" · sample {i}").format(i=row.sample_index) if row.parent_id else "")
         seen = ngettext("{n} token came before anybody watched.", "{n} tokens came before anybody watched.", row.before)
         return ["request", {
-            "id": row.request_id, "label": label, "who": _("you") if mine else row.owner, "mine": mine and self.session is not None,
+            "id": row.request_id, "label": row.request_id, "who": _("you") if mine else row.owner, "mine": mine and self.session is not None,
             "colour": owner_colour(row.owner), "prompt": _shortened(row.prompt), "before": seen.format(n=row.before) if row.before else "",
         }]  # fmt: skip
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from bokeh.models import ColumnDataSource, FixedTicker, PrintfTickFormatter, Range1d
+from bokeh.models import ColumnDataSource, FixedTicker, Range1d
 from bokeh.models.annotations import Span
 
 from explorer.i18n import _
@@ -52,7 +52,7 @@ def gantt(height: int = 300) -> tuple[dict[str, ColumnDataSource], Any, Span]:
     plot = figure(
         height,
         tooltips=[
-            (_("request"), "#@ordinal (@request_id)"),
+            (_("request"), "@request_id"),
             (_("owner"), "@owner"),
             (_("step"), "@step"),
             (_("phase"), "@phase"),
@@ -73,7 +73,6 @@ def gantt(height: int = 300) -> tuple[dict[str, ColumnDataSource], Any, Span]:
         )  # fmt: skip
     plot.ygrid.grid_line_color = None
     plot.yaxis.ticker = FixedTicker(ticks=[])
-    plot.yaxis.formatter = PrintfTickFormatter(format="#%d")
     here = Span(
         location=0, dimension="height", line_color=PHASE_COLOURS["preempted"], line_width=1.5, line_dash="4 3", visible=False
     )
@@ -81,14 +80,16 @@ def gantt(height: int = 300) -> tuple[dict[str, ColumnDataSource], Any, Span]:
     return sources, plot, here
 
 
-def ranges(bars: Iterable[Bar], last: int) -> tuple[tuple[float, float], tuple[float, float], list[int]]:
-    """The x range, the y range (downwards) and the rows to label, so that ``bars`` show with ``last`` as the newest step."""
-    ordinals = sorted({bar.ordinal for bar in bars})
+def ranges(bars: Iterable[Bar], last: int) -> tuple[tuple[float, float], tuple[float, float], dict[int, str]]:
+    """The x range, the y range (downwards) and the rows to label with their request's id, so that ``bars`` show with ``last``
+    as the newest step."""
+    names = {bar.ordinal: bar.request_id for bar in bars}
+    ordinals = sorted(names)
     low, high = (ordinals[0], ordinals[-1]) if ordinals else (0, 0)
     end = max(last, WINDOW)
     every = 1 + (high - low) // MAX_LABELS
     return (
         (end - WINDOW + 0.5, end + 0.5),
         (max(high, low + MIN_LANES - 1) + 0.6, low - 0.6),
-        [k for k in ordinals if k % every == 0],
+        {k: names[k] for k in ordinals if k % every == 0},
     )

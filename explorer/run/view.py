@@ -127,8 +127,9 @@ class RunView(ExplorerView):
                 if columns["step"]:
                     self.sources[phase].stream(columns, ROLLOVER)
         x_range, y_range, labelled = ranges(bars, newest)
-        if self.plot.yaxis.ticker.ticks != labelled:
-            self.plot.yaxis.ticker.ticks = labelled
+        if self.plot.yaxis.ticker.ticks != list(labelled):
+            self.plot.yaxis.major_label_overrides = labelled
+            self.plot.yaxis.ticker.ticks = list(labelled)
         for span, (start, end) in ((self.plot.x_range, x_range), (self.plot.y_range, y_range)):
             if (span.start, span.end) != (start, end):
                 span.update(start=start, end=end)
