@@ -4,8 +4,9 @@ Not thread-safe: one thread owns an Engine. For an engine in a process of its ow
 """
 
 import contextlib
+import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from engine import reporting
@@ -23,6 +24,7 @@ from engine.request import Request, SamplingParams, request_seed
 from engine.scheduler import Schedule, Scheduler
 from engine.timing import cache_timings
 
+_log = logging.getLogger(__name__)
 _FIXED_SAMPLING = ("n", "seed", "stop", "logprobs")  # cannot change while a request runs
 
 
@@ -43,6 +45,8 @@ class Engine(Generation):
         self._next_id = 0
         self._draining: dict[str, tuple[int, str]] = {}  # knob -> (value, who), waiting for the running requests
         self._undelivered: list[StepOutput] = []
+        self.kv: Any = None
+        self.runner: Any = None
         self._requests: dict[str, list[Request]] = {}  # unfinished, by group: the siblings of n > 1
         self._build_cache()
         self.committer = Committer(self)
@@ -50,7 +54,7 @@ class Engine(Generation):
     def _build_cache(self) -> None:
         """An empty pool and the tensors behind it, for the current block size and pool size."""
         assert self.config.num_kv_blocks is not None
-        self.runner: Any = None  # frees the old tensors before the new ones are made
+        self.kv = self.runner = None  # frees the old tensors before the new ones are made
         self.kv = make_kv_cache(self.parts, self.config)
         self.runner = make_runner(self.parts, self.kv, self.config)
         self.pool = BlockPool(self.config.num_kv_blocks, self.config.block_size, self.recorder)
@@ -88,11 +92,13 @@ class Engine(Generation):
         params = params if params is not None else SamplingParams()
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, got {type(params).__name__}")
+        for name, value in (("owner", owner), ("cache_salt", cache_salt)):
+            if not isinstance(value, str) and (name == "owner" or value is not None):
+                raise ValueError(f"{name} must be text, got {value!r}")
         token_ids, text = self._tokens(prompt)
         if request_id is None:
-            request_id = f"req-{self._next_id}"
-            self._next_id += 1
-        if request_id in self._requests or not request_id or "#" in request_id:
+            request_id = self._unused_id()
+        if not isinstance(request_id, str) or request_id in self._requests or not request_id or "#" in request_id:
             raise ValueError(f"request_id must be unused, not empty and without '#', got {request_id!r}")
         seed = params.seed if params.seed is not None else request_seed(self.config.seed, request_id)
         request = Request(
@@ -106,6 +112,13 @@ class Engine(Generation):
         reporting.record_added(self.recorder, request)
         return request_id
 
+    def _unused_id(self) -> str:
+        while True:
+            request_id = f"req-{self._next_id}"
+            self._next_id += 1
+            if request_id not in self._requests:
+                return request_id
+
     def _tokens(self, prompt: str | Sequence[int]) -> tuple[list[int], str]:
         limit = self.max_tokens_of_a_request
         if isinstance(prompt, str):
@@ -116,6 +129,8 @@ class Engine(Generation):
                 )
             token_ids, text = self.tokenizer.encode(prompt), prompt
         else:
+            if not isinstance(prompt, Iterable):
+                raise ValueError(f"a prompt must be text or a list of token ids, got {prompt!r}")
             token_ids = list(prompt)
             for token in token_ids:
                 if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.model_config.vocab_size:
@@ -217,8 +232,9 @@ class Engine(Generation):
                 raise ValueError(f"{name} cannot be changed while the engine runs; knobs: {', '.join(allowed)}")
         if any(knobs.get(name, 0) is None for name in DRAINING_KNOBS):
             raise ValueError("num_kv_blocks must be a number here, got None")
-        new = self.config.changed(**{k: v for k, v in knobs.items() if k in DRAINING_KNOBS})
-        self.parts.check_pool_fits(new)
+        coming = {name: value for name, (value, _) in self._draining.items()}  # is rebuilt together with what is asked now
+        coming |= {name: value for name, value in knobs.items() if name in DRAINING_KNOBS}
+        self.parts.check_pool_fits(self.config.changed(**coming), held=self.kv.nbytes)
         for name, value in knobs.items():
             if name in DRAINING_KNOBS:
                 if value == getattr(self.config, name):
@@ -236,6 +252,7 @@ class Engine(Generation):
                     self.pool.forget_all()
         self.scheduler.draining = bool(self._draining)
         self._apply_draining()
+        self._undelivered += self.committer.take_outputs()  # of requests that no longer fit
 
     def _record_knob(self, name: str, old: Any, new: Any, by: str, request_id: str | None = None, draining: bool = False) -> None:
         if self.recorder.on:
@@ -246,14 +263,19 @@ class Engine(Generation):
             return
         old = self.config
         self.config = old.changed(**{name: value for name, (value, _) in self._draining.items()})
-        self._build_cache()
+        try:
+            self._build_cache()
+        except (RuntimeError, MemoryError):  # the memory was free when it was asked for: the knobs fall back, for all to see
+            _log.exception("the KV pool stays as it is")
+            self.config = old
+            self._build_cache()
         if self.recorder.on:
             self.recorder.emit(
                 PoolResized, num_blocks=self.pool.num_blocks, block_size=self.pool.block_size,
                 kv_bytes_per_block=self.kv.bytes_per_block, kv_pool_bytes=self.kv.nbytes,
             )  # fmt: skip
         for name, (value, by) in self._draining.items():
-            self._record_knob(name, getattr(old, name), value, by)
+            self._record_knob(name, getattr(old, name) if self.config is not old else value, getattr(self.config, name), by)
         self._draining = {}
         limit = self.max_tokens_of_a_request
         for request in list(self.scheduler.waiting):
@@ -303,7 +325,9 @@ class Engine(Generation):
                 raise ValueError(f"top must be an integer in [0, 1000], got {top!r}")
             self.recorder.tokens_top = top
         elif kind == "logits":
-            if request_id not in self._requests:
+            if request_id is None or not any(
+                r.request_id == request_id for group in self._requests.values() for r in group
+            ):  # "id#1": a sibling
                 raise ValueError(f"no unfinished request {request_id!r} to watch")
             if not isinstance(positions, int) or not 1 <= positions <= 4096:
                 raise ValueError(f"positions must be an integer in [1, 4096], got {positions!r}")
@@ -350,5 +374,4 @@ class Engine(Generation):
         """Abort everything and free the tensors."""
         for request_id in list(self._requests):
             self.abort(request_id, "the engine was closed")
-        self.runner = None
-        del self.kv
+        self.runner = self.kv = None

@@ -57,10 +57,13 @@ class Generation(ABC):
         if params is not None and params.n != 1:
             raise ValueError(f"stream() gives one text: n must be 1, got {params.n}")
         request_id = self.add_request(prompt, params)  # here, so that a bad prompt is refused at the call
-        return self._pieces(request_id)
+        pieces = self._pieces(request_id)
+        next(pieces)  # a generator that never began would not notice that it is dropped, and the request would stay
+        return pieces
 
     def _pieces(self, request_id: str) -> Iterator[str]:
         try:
+            yield ""  # for stream()
             while True:
                 for output in self._outputs_of([request_id]):
                     if output.new_text:

@@ -77,11 +77,12 @@ class Parts:
         fits = int(_MEMORY_SHARE * psutil.virtual_memory().available) // self._block_bytes(config)
         return max(1, min(-(-wanted // size), fits))
 
-    def check_pool_fits(self, config: EngineConfig) -> None:
-        """ValueError when the pool would not fit into the memory that is free (what it holds now is not counted as free)."""
+    def check_pool_fits(self, config: EngineConfig, held: int = 0) -> None:
+        """ValueError when the pool would not fit into the memory that is free. ``held``: bytes of the pool in whose place it comes;
+        on a CPU they are not counted as free, since only what was written of it is really there."""
         wanted = (config.num_kv_blocks or 0) * self._block_bytes(config)
         if self.device.type == "cuda":
-            available = torch.cuda.mem_get_info(self.device.device)[0]
+            available = torch.cuda.mem_get_info(self.device.device)[0] + held
         else:
             available = psutil.virtual_memory().available
         if wanted > available:

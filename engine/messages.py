@@ -178,6 +178,18 @@ def encode(message: Message) -> bytes:
         raise ValueError(f"{type(message).__name__} cannot be sent: {error}") from None
 
 
+def encode_command(command: Command) -> bytes:
+    """``encode``, and ValueError for what the engine could not read: a field of another type, a frame larger than MAX_FRAME."""
+    frame = encode(command)
+    if len(frame) > MAX_FRAME:
+        raise ValueError(f"{type(command).__name__} takes {len(frame):,} bytes, at most {MAX_FRAME:,} can be sent")
+    try:
+        _commands.decode(frame)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{type(command).__name__} cannot be sent: {error}") from None
+    return frame
+
+
 def decode_command(frame: bytes) -> Command:
     return _decode(_commands, frame)
 

@@ -236,9 +236,9 @@ class EngineProcess:
     ) -> str:  # fmt: skip
         sampling = asdict(params if params is not None else SamplingParams())
         with self._lock:
-            if request_id is None:
-                request_id = f"req-{self._next_id}"
-                self._next_id += 1
+            while request_id is None:
+                free, self._next_id = f"req-{self._next_id}", self._next_id + 1
+                request_id = None if free in self._unfinished else free
             if request_id in self._unfinished:
                 raise ValueError(f"request_id must be unused, got {request_id!r}")
             self._send(m.AddRequest(request_id, prompt, sampling, owner, cache_salt, messages))
@@ -291,7 +291,7 @@ class EngineProcess:
         self._send(m.Step(count))
 
     def _send(self, command: m.Command) -> None:
-        frame = m.encode(command)
+        frame = m.encode_command(command)
         with self._lock:
             if self._child is None:
                 raise RuntimeError("no engine is running: start() or restart() it")

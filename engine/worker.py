@@ -251,7 +251,10 @@ def read_commands(connection: Connection, commands: "queue.SimpleQueue[m.Command
         while True:
             commands.put(m.decode_command(connection.recv_bytes(m.MAX_FRAME)))
     except (EOFError, OSError):
-        commands.put(None)
+        pass
+    except ValueError:  # no command: nothing that follows can be trusted, and an engine that no longer listens must not live on
+        traceback.print_exc()
+    commands.put(None)
     time.sleep(EXIT_AFTER)
     os._exit(3)
 

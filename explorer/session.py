@@ -78,6 +78,7 @@ class Session:
         self.message = ""
         self._lock = threading.RLock()
         self._viewers: dict[str, Viewer] = {}
+        self._left: set[str] = set()  # whom nothing is sent for any more; names never come twice
         self._numbers = itertools.count(1)
         self._asked: dict[str, str] = {}  # unfinished request -> the viewer who sent it
         self._last_asker = ""  # who sent the last command that is not about a request of their own
@@ -143,8 +144,8 @@ class Session:
             # The record contradicts itself. Say so, and begin a new one from the engine's own snapshot.
             _log.exception("the record of events could not go on")
             self.store.clear()
-            self.process.observe(False)
-            self.process.observe(True)
+            self._if_it_runs(lambda: self.process.observe(False))
+            self._if_it_runs(lambda: self.process.observe(True))
             for viewer in self.viewers:
                 self.notify(
                     viewer.owner, _("The record of this run broke off ({error}). It starts again here.").format(error=error)
@@ -159,7 +160,7 @@ class Session:
             self.status, self.message = "running", ""
             watched = bool(self._viewers)
         if watched:
-            self.process.watch("tokens", top=WATCH_TOP)
+            self._if_it_runs(lambda: self.process.watch("tokens", top=WATCH_TOP))
 
     def _rejected(self, message: Rejected) -> None:
         with self._lock:
@@ -192,6 +193,13 @@ class Session:
         Died: _died,
     }  # fmt: skip
 
+    def _if_it_runs(self, send: Callable[[], Any]) -> None:
+        """Send what nobody asked for; an engine that is gone (its death may not have been read yet) does not need it."""
+        try:
+            send()
+        except RuntimeError as error:
+            _log.warning("not sent: %s", error)
+
     # -- viewers -----------------------------------------------------------------------------------------------------------
 
     def join(self) -> str:
@@ -201,7 +209,7 @@ class Session:
             self._viewers[owner] = Viewer(owner)
             first = len(self._viewers) == 1 and self.status in ("running", "paused")
         if first:
-            self.process.watch("tokens", top=WATCH_TOP)
+            self._if_it_runs(lambda: self.process.watch("tokens", top=WATCH_TOP))
         return owner
 
     def leave(self, owner: str) -> None:
@@ -209,12 +217,13 @@ class Session:
         with self._lock:
             if self._viewers.pop(owner, None) is None:
                 return
+            self._left.add(owner)
             self._asked = {request_id: who for request_id, who in self._asked.items() if who != owner}
-            alive, empty = self.status in ("running", "paused"), not self._viewers
-        if alive:
-            self.process.abort_owner(owner)
-            if empty:
-                self.process.unwatch("tokens")
+            running, empty = self.status in ("running", "paused"), not self._viewers
+        # Also while the engine loads: it obeys in order, so what was sent before is taken back before it runs.
+        self._if_it_runs(lambda: self.process.abort_owner(owner))
+        if running and empty:
+            self._if_it_runs(lambda: self.process.unwatch("tokens"))
 
     @property
     def viewers(self) -> list[Viewer]:
@@ -278,6 +287,8 @@ class Session:
     def _asking(self, owner: str, send: Callable[[], str]) -> str | None:
         sent: list[str] = []
         with self._lock:  # so that no answer is read before it is known who asked
+            if owner in self._left:
+                return None  # it left while this was on its way: nobody would end the request
             self._telling(owner, lambda: sent.append(send()))
             for request_id in sent:
                 self._asked[request_id] = owner

@@ -1,5 +1,6 @@
 """What each kind of event does to a State. ``engine.events.state`` is the way in."""
 
+import itertools
 import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -61,9 +62,11 @@ def _snapshot(state: "State", e: Snapshot) -> None:
     if len(e.ref_counts) != e.num_blocks:
         raise ValueError(f"snapshot of {e.num_blocks} blocks has {len(e.ref_counts)} reference counts")
     state._new_pool(e.num_blocks, e.block_size)
-    for b in (*e.cached, *e.lru):
+    for b in itertools.chain(e.cached, e.lru, *(r.block_ids for r in e.requests)):
         if not 0 <= b < e.num_blocks:
             raise ValueError(f"snapshot names block {b} of a pool of {e.num_blocks}")
+    for r in e.requests:
+        _tokens(r.num_computed_tokens)
     try:
         state.ref_counts[:] = e.ref_counts
     except OverflowError:

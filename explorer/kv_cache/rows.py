@@ -109,7 +109,7 @@ def counts(pool: PoolMap) -> Counts:
 def number_of(view: ReqView) -> int:
     """A number that tells an owner's requests apart and never changes: that in its id ("req-12" is 12), siblings counted on."""
     digits = re.findall(r"\d+", view.request_id.split("#", 1)[0])
-    base = int(digits[-1]) if digits else zlib.crc32(view.request_id.encode())
+    base = int(digits[-1][-9:]) if digits else zlib.crc32(view.request_id.encode())
     return base + view.sample_index
 
 

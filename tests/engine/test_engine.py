@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import SamplingParams
-from engine.events.types import BlockCopied, KnobChanged, PoolResized, RequestFinished, RequestPreempted, StepDone, TokenSampled
+from engine.events.types import (
+    BlockCopied,
+    KnobChanged,
+    LogitsRecorded,
+    PoolResized,
+    RequestFinished,
+    RequestPreempted,
+    StepDone,
+    TokenSampled,
+)
+from engine.loading import make_kv_cache
 from tests.engine.engines import Checked, tiny_engine, tiny_parts
 from tests.engine.equal_tokens import assert_equal_tokens
 
@@ -222,6 +232,14 @@ def test_leaving_a_stream_aborts_its_request():
     engine.check_integrity()
 
 
+def test_a_stream_that_is_never_read_leaves_nothing():
+    engine = tiny_engine()
+    pieces = engine.stream(prompt(0, 4), GREEDY)
+    assert engine.has_unfinished()
+    del pieces
+    assert not engine.has_unfinished() and not engine.take_outputs()
+
+
 def test_nan_logits_end_one_request_only(monkeypatch):
     engine = tiny_engine()
     checked = Checked(engine)
@@ -260,7 +278,7 @@ def test_a_failing_forward_pass_leaves_a_whole_engine(monkeypatch):
 
 @pytest.mark.parametrize(("bad", "message"), [
     ("", "empty"), ([], "empty"), ([-1], "token ids"), ([320], "token ids"), ([True], "token ids"), ([1.5], "token ids"),
-    (list(range(3, 131)), "128 tokens; max_model_len allows 128"), ("a" * 2_000_000, "characters"),
+    (None, "text or a list"), (7, "text or a list"), (list(range(3, 131)), "128 tokens; max_model_len allows 128"), ("a" * 2_000_000, "characters"),
 ])  # fmt: skip
 def test_bad_prompts_are_refused_and_nobody_else_notices(bad, message):
     engine = tiny_engine()
@@ -332,6 +350,48 @@ def test_waiting_requests_that_no_longer_fit_are_told():
     done = checked.run()
     assert done[running].finish_reason == "length"
     assert done[waiting].finish_reason == "error" and "24 tokens" in done[waiting].message
+
+
+def test_waiting_requests_that_no_longer_fit_are_told_when_nothing_runs():
+    engine = tiny_engine()
+    request_id = engine.add_request(prompt(0, 40), GREEDY)
+    engine.reconfigure(num_kv_blocks=6)
+    assert engine.has_unfinished()
+    (output,) = engine.step()
+    assert (output.request_id, output.request.finish_reason) == (request_id, "error")
+    assert not engine.has_unfinished()
+
+
+def test_a_pool_must_fit_with_everything_that_waits_for_draining(monkeypatch):
+    engine = tiny_engine()
+    engine.add_request(prompt(0, 6), GREEDY)
+    engine.step()
+    one = engine.kv.bytes_per_block // 4
+    monkeypatch.setattr("engine.loading.psutil.virtual_memory", lambda: type("Memory", (), {"available": 100_000 * one}))
+    engine.reconfigure(block_size=1000)
+    with pytest.raises(ValueError, match="memory"):
+        engine.reconfigure(num_kv_blocks=200)
+    engine.reconfigure(num_kv_blocks=10)
+
+
+def test_a_pool_that_cannot_be_made_leaves_the_old_one(monkeypatch):
+    engine = tiny_engine()
+    checked = Checked(engine)
+    first = engine.add_request(prompt(0, 6), GREEDY)
+    checked.step()
+    engine.reconfigure(num_kv_blocks=32)
+    second = engine.add_request(prompt(1, 6), GREEDY)
+
+    def make(parts, config):
+        if config.num_kv_blocks == 32:
+            raise RuntimeError("out of memory")
+        return make_kv_cache(parts, config)
+
+    monkeypatch.setattr("engine.engine.make_kv_cache", make)
+    done = checked.run()
+    check_against_oracle([done[first], done[second]], [prompt(0, 6), prompt(1, 6)])
+    assert engine.config.num_kv_blocks == engine.kv.num_blocks == 64 and not engine.scheduler.draining
+    assert checked.state.knobs["num_kv_blocks"] == 64 and not checked.state.draining
 
 
 @pytest.mark.parametrize(("knobs", "message"), [
@@ -444,12 +504,33 @@ def test_watch_names_what_it_knows():
         engine.watch("logits", "nobody")
 
 
+def test_the_logits_of_a_sibling_can_be_watched_until_it_ends():
+    engine = tiny_engine()
+    checked = Checked(engine)
+    request_id = engine.add_request(prompt(0, 5), SamplingParams(n=2, seed=1, max_tokens=6, ignore_eos=True))
+    checked.step()
+    engine.watch("logits", f"{request_id}#1", positions=50)
+    engine.committer.finish(engine.siblings(request_id)[0], "length")
+    with pytest.raises(ValueError, match="unfinished"):
+        engine.watch("logits", request_id)
+    checked.run()
+    seen = [e.request_id for e in checked.events if isinstance(e, LogitsRecorded)]
+    assert seen == [f"{request_id}#1"] * 5 and not engine.recorder.watched_logits
+
+
 def test_duplicate_and_reserved_ids():
     engine = tiny_engine()
     engine.add_request(prompt(0, 4), GREEDY, request_id="mine")
     for bad in ("mine", "", "a#1"):
         with pytest.raises(ValueError, match="request_id"):
             engine.add_request(prompt(0, 4), GREEDY, request_id=bad)
+    for wrong in ({"request_id": 5}, {"owner": None}, {"cache_salt": 3}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            engine.add_request(prompt(0, 4), GREEDY, **wrong)
+    engine.add_request(prompt(0, 4), GREEDY, request_id="req-0")
+    assert engine.add_request(prompt(0, 4), GREEDY) == "req-1"  # an id of one's own choice is passed over
+    engine.close()
+    engine.close()
 
 
 def test_measured_cache_times_leave_no_trace():

@@ -123,6 +123,44 @@ def test_what_cannot_be_sent_is_refused_at_once(client: Client) -> None:
         client.process.add_request("again", request_id="x")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda p: p.add_request([1, 2.5]),
+        lambda p: p.add_request("x", request_id=5),
+        lambda p: p.add_request("x", cache_salt=3),
+        lambda p: p.add_chat([{"role": "user", "content": None}]),
+        lambda p: p.step("many"),
+        lambda p: p.measure_cache([1.5]),
+        lambda p: p.watch(5),
+        lambda p: p.abort(None),
+    ],
+)
+def test_a_field_of_another_type_is_refused_at_once_and_the_engine_still_listens(client: Client, command: Any) -> None:
+    with pytest.raises(ValueError, match="cannot be sent"):
+        command(client.process)
+    assert client.process.unfinished == []
+    client.kind(m.Finished, request_id=client.process.add_request("still there", SamplingParams(max_tokens=1)))
+
+
+def test_a_command_too_large_for_a_frame_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.messages.MAX_FRAME", 1000)
+    with pytest.raises(ValueError, match="at most 1,000"):
+        client.process.add_request("x" * 1000)
+
+
+def test_a_frame_that_is_no_command_ends_the_engine_rather_than_leaving_it_deaf(client: Client) -> None:
+    assert client.process._child is not None
+    client.process._child.commands.put(b"\xc1")
+    assert "no message" in client.kind(m.Died).stderr
+
+
+def test_ids_that_are_taken_are_passed_over(client: Client) -> None:
+    endless = SamplingParams(max_tokens=10**6)
+    assert client.process.add_request("a", endless, request_id="req-0") == "req-0"
+    assert client.process.add_request("b", endless) == "req-1"
+
+
 def test_abort_and_abort_owner(client: Client) -> None:
     endless = SamplingParams(max_tokens=10**6)
     first = client.process.add_request("a", endless, owner="ada")

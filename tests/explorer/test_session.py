@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.config import EngineConfig
-from engine.messages import Events
+from engine.events.types import RequestFinished
+from engine.messages import Events, Ready
 from engine.request import SamplingParams
 from explorer.session import Session, config_from_environment
 from tests.explorer.conftest import Desk
@@ -154,3 +155,40 @@ def test_notices_are_bounded(desk: Desk) -> None:
         desk.session.notify(owner, str(i))
     assert desk.session.take_notices(owner)[-1] == "999"
     desk.session.notify("nobody", "lost")  # no such viewer: no error
+
+
+def test_whoever_leaves_while_the_engine_loads_leaves_no_request_behind() -> None:
+    session = Session(FakeProcess())
+    session.process.start()
+    session.status = "starting"  # nothing has been read of the engine yet
+    owner, stayer = session.join(), session.join()
+    assert session.submit("hello there", SamplingParams(max_tokens=50), owner) is not None
+    session.leave(owner)
+    assert session.submit("a click that came too late", SamplingParams(max_tokens=50), owner) is None
+    kept = session.submit("hello again", SamplingParams(max_tokens=50), stayer)
+    for message in session.process.poll(0):
+        session._take(message)
+    assert session.status == "running"
+    assert [view.request_id for view in session.store.latest().live] == [kept]
+
+
+def test_an_engine_that_dies_as_soon_as_it_is_ready_does_not_stop_the_reading(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.session.join()
+
+    def gone(*_args: object, **_more: object) -> None:
+        raise RuntimeError("no engine is running: start() or restart() it")
+
+    for name in ("watch", "unwatch", "observe", "abort_owner"):
+        monkeypatch.setattr(desk.process, name, gone)
+    desk.process.die("the engine's process was ended by signal 9")
+    desk.session._take(Ready(desk.store.latest().engine))  # type: ignore[arg-type]
+    desk.session._take(
+        Events([RequestFinished(step=0, time_ns=0, request_id="", reason="", message="", num_output_tokens=-1)], 0)
+    )
+    desk.deliver()
+    assert desk.session.status == "died"
+    for owner in [desk.session.join(), *(viewer.owner for viewer in desk.session.viewers)]:
+        desk.session.leave(owner)
+    assert desk.session.viewers == []

@@ -1,5 +1,7 @@
 """The reducer against the truth: the real pool and scheduler, whose state after every step must be what the events rebuild."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -189,6 +191,28 @@ def test_an_engine_that_starts_anew_forgets_everything() -> None:
 BIG = 1 << 40
 
 
+def snapshot_of(**fields: Any) -> t.Snapshot:
+    """A Snapshot of one request, out of order only in ``fields``."""
+    request = {
+        "request_id": "r", "owner": "ada", "status": "running", "prompt_token_ids": [1, 2], "output_token_ids": [], "prompt_text": "",
+        "output_text": "", "sampling": {}, "num_computed_tokens": 2, "block_ids": [0], **fields,
+    }  # fmt: skip
+    return t.Snapshot(
+        **NOW,
+        num_blocks=8,
+        block_size=4,
+        ref_counts=[1, *[0] * 7],
+        cached={},
+        lru=[],
+        requests=[t.RequestState(**request)],
+        knobs={},
+    )
+
+
+def test_a_snapshot_in_order_is_taken() -> None:
+    assert start().apply_all([snapshot_of()]).requests["r"].block_ids == [0]
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -212,6 +236,10 @@ BIG = 1 << 40
         t.Snapshot(**NOW, num_blocks=BIG, block_size=1, ref_counts=[], cached={}, lru=[], requests=[], knobs={}),
         t.Snapshot(**NOW, num_blocks=1, block_size=1, ref_counts=[BIG], cached={}, lru=[], requests=[], knobs={}),
         t.Snapshot(**NOW, num_blocks=1, block_size=1, ref_counts=[0], cached={5: 1}, lru=[], requests=[], knobs={}),
+        snapshot_of(block_ids=[8]),
+        snapshot_of(block_ids=[-1]),
+        snapshot_of(num_computed_tokens=-1),
+        snapshot_of(num_computed_tokens=BIG),
     ],
 )  # fmt: skip
 def test_events_that_cannot_follow_are_refused(event: t.Event) -> None:

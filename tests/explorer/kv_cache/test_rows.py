@@ -176,6 +176,8 @@ def test_numbers_of_requests_are_stable():
     sim.fork("req-12", "req-12#1")
     views = replay(sim).requests
     assert [rows.number_of(views[i]) for i in ("req-12", "req-12#1", "x2")] == [12, 13, 2]
+    views["x2"].request_id = "7" * 5000
+    assert rows.number_of(views["x2"]) == 777_777_777
     assert rows.number_of(views["x"]) == rows.number_of(replay(sim).requests["x"])
 
 
