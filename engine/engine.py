@@ -16,6 +16,7 @@ from engine.events.log import EventLog
 from engine.events.recorder import Recorder
 from engine.events.types import EngineStarted, KnobChanged, PoolResized, Snapshot
 from engine.generation import Generation
+from engine.interrupts import interrupts_held
 from engine.kvcache.pool import BlockPool
 from engine.kvcache.prefix import salt_root
 from engine.loading import Parts, load_parts, make_kv_cache, make_runner
@@ -146,11 +147,25 @@ class Engine(Generation):
     # -- the step ------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[StepOutput]:
-        """One step of everything that is queued. Returns what each request gained; [] when there was nothing to do."""
+        """One step of everything that is queued. Returns what each request gained; [] when there was nothing to do.
+
+        Ctrl-C waits for the end of the step; what the step gave is then kept for the next one.
+        """
+        new = self._step()
         outputs, self._undelivered = self._undelivered, []
-        return outputs + self._step()
+        return outputs + new
 
     def _step(self) -> list[StepOutput]:
+        outputs: list[StepOutput] = []
+        try:
+            with interrupts_held():
+                outputs = self._whole_step()
+        except KeyboardInterrupt:
+            self._undelivered += outputs
+            raise
+        return outputs
+
+    def _whole_step(self) -> list[StepOutput]:
         t0 = time.perf_counter()
         if not self.scheduler.running and not self.scheduler.waiting:
             return self.committer.take_outputs()

@@ -1,7 +1,9 @@
 """The whole engine on a tiny random model: equal tokens in any mix, events that replay to the truth, nothing lost."""
 
 import functools
+import os
 import random
+import signal
 
 import pytest
 import torch
@@ -260,6 +262,29 @@ def test_nan_logits_end_one_request_only(monkeypatch):
     assert len(done[ids[1]].token_ids) == 3
     check_against_oracle([done[ids[0]], done[ids[2]]], [prompts[0], prompts[2]])
     assert engine.pool.num_used == 0
+
+
+def test_ctrl_c_waits_for_the_end_of_the_step(monkeypatch):
+    engine = tiny_engine()
+    checked = Checked(engine)
+    request_id = engine.add_request(prompt(0, 5), GREEDY)
+    run = engine.runner.run
+
+    def interrupted(scheduled):
+        os.kill(os.getpid(), signal.SIGINT)
+        return run(scheduled)
+
+    with monkeypatch.context() as m:
+        m.setattr(engine.runner, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    checked.check()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    tokens = []
+    while engine.has_unfinished():
+        tokens += [t for o in checked.step() for t in o.new_token_ids]
+    want, margins = oracle(tuple(prompt(0, 5)))
+    assert_equal_tokens(tokens, want, margins, request_id)
 
 
 def test_a_failing_forward_pass_leaves_a_whole_engine(monkeypatch):
