@@ -47,12 +47,13 @@ class _Heads:
 @dataclass(frozen=True, slots=True)
 class _View:
     rows: slice
-    layers: tuple[torch.Tensor, ...]  # each layer's [2, 1, K, L, D], views of the pool
+    keys: tuple[torch.Tensor, ...]  # each layer's [1, K, L, D], views of the pool
+    values: tuple[torch.Tensor, ...]
     heads: _Heads
 
     def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         h = self.heads
-        k, v = _as(self.layers[layer], h.dtype).unbind()
+        k, v = _as(self.keys[layer], h.dtype), _as(self.values[layer], h.dtype)
         q = _queries(self.rows, qkv, stored, h).view(1, h.kv, h.group, h.dim)
         out = F.scaled_dot_product_attention(q, k, v).view(1, -1)
         return _as(out, qkv.dtype)
@@ -158,7 +159,8 @@ def _decode(spans: list[Span], window: int | None, kv: torch.Tensor, heads: _Hea
     rows = slice(spans[0].row, spans[-1].row + 1)
     run = _contiguous(keys[0]) if len(keys) == 1 else None
     if run is not None:
-        return _View(rows, kv[:, run].permute(0, 2, 3, 1, 4).unsqueeze(2).unbind(), heads)
+        k, v = kv[:, run].permute(2, 0, 3, 1, 4).unsqueeze(2)  # [num_layers, 1, K, L, D]
+        return _View(rows, k.unbind(), v.unbind(), heads)
     longest = max(len(k) for k in keys)
     padded = np.empty((len(keys), longest), dtype=np.int64)
     for row, k in zip(padded, keys):

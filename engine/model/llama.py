@@ -34,7 +34,7 @@ class Batch:
 class Norm:
     """RMSNorm over the last dimension, computed in float32: x / sqrt(mean(x^2) + eps) * weight."""
 
-    __slots__ = ("eps", "eps_sum", "fused", "scaled", "weight")
+    __slots__ = ("eps", "floor", "fused", "scaled", "weight")
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         """``weight`` [..., size]: a row for each head where heads differ."""
@@ -42,15 +42,15 @@ class Norm:
         self.weight = weight
         self.eps = eps
         self.fused = weight.device.type != "cpu" and weight.dim() == 1
-        # The same in fewer and cheaper operations: x / sqrt(sum(x^2) + size eps) * (weight sqrt(size)).
+        # The same in fewer operations: x / hypot(|x|, sqrt(size eps)) * (weight sqrt(size)).
         self.scaled = weight.float() * math.sqrt(size)
-        self.eps_sum = torch.tensor(eps * size, dtype=torch.float32, device=weight.device)
+        self.floor = torch.tensor(math.sqrt(eps * size), dtype=torch.float32, device=weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.fused:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        y = (x * torch.addcmul(self.eps_sum, norm, norm).rsqrt_()).mul_(self.scaled)
+        y = (x / norm.hypot_(self.floor)).mul_(self.scaled)
         return y if y.dtype == x.dtype else y.to(x.dtype)
 
 

@@ -121,8 +121,8 @@ def test_a_contiguous_table_is_read_in_place():
         case = Case(config, [(30, 1)], contiguous, torch.float32)
         plans[contiguous] = attention.plan(case.spans, case.kv, torch.float32)[None][0]
         if contiguous:
-            assert plans[True].layers[0].untyped_storage().data_ptr() == case.kv.untyped_storage().data_ptr()
-            assert plans[True].layers[0].shape == (2, 1, 2, 31, 8)
+            assert plans[True].keys[0].untyped_storage().data_ptr() == case.kv.untyped_storage().data_ptr()
+            assert plans[True].values[0].shape == (1, 2, 31, 8)
     assert isinstance(plans[False].slots, torch.Tensor)
 
 
