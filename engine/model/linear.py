@@ -83,16 +83,17 @@ class PackedLinear(Linear):
 class HalfLinear(Linear):
     """Holds a float16 or bfloat16 weight packed as float16 and computes in float32; see ``ops_cpu``."""
 
-    __slots__ = ("packed",)
+    __slots__ = ("operator", "packed")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.packed = ops_cpu.pack_half(weight, bias)
+        self.operator = ops_cpu.half_operator()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return ops_cpu.linear_half(x, self.packed)
+        return self.operator(x, self.packed)
 
     def added_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return residual.add_(ops_cpu.linear_half(x, self.packed))
+        return residual.add_(self.operator(x, self.packed))
 
 
 class LinearBackend:

@@ -36,13 +36,17 @@ def linear_add(residual: torch.Tensor, x: torch.Tensor, packed: torch.Tensor, bi
 
 
 def pack_half(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    """``weight`` [out, in] float32, every value a float16 (``fits_half``). An opaque object that only ``linear_half`` reads."""
+    """``weight`` [out, in] float32, every value a float16 (``fits_half``). An opaque object that only ``half_operator()`` reads."""
     return torch.ops.quantized.linear_prepack_fp16(weight, bias)
 
 
-def linear_half(x: torch.Tensor, packed: Any) -> torch.Tensor:
-    """float32 [T, in] -> float32 [T, out]."""
-    return torch.ops.quantized.linear_dynamic_fp16.default(x, packed)
+def half_operator() -> Callable[[torch.Tensor, Any], torch.Tensor]:
+    """(float32 [T, in], packed) -> float32 [T, out].
+
+    The operator without torch's Python wrapper, which looks through the arguments for stand-ins of packed objects at every
+    call: that takes as long as multiplying a single row by a small weight.
+    """
+    return torch.ops.quantized.linear_dynamic_fp16.default._op
 
 
 def fits_half(weight: torch.Tensor) -> bool:
@@ -66,7 +70,7 @@ def packing_works(dtype: torch.dtype) -> bool:
 @functools.cache
 def half_packing_works() -> bool:
     """Whether FBGEMM's operators exist here and agree with ``F.linear``."""
-    return _agrees(lambda x, weight, bias: linear_half(x, pack_half(weight.half().float(), bias)), torch.float32, 0.02)
+    return _agrees(lambda x, weight, bias: half_operator()(x, pack_half(weight.half().float(), bias)), torch.float32, 0.02)
 
 
 def _agrees(product: Callable[..., torch.Tensor], dtype: torch.dtype, tolerance: float) -> bool:
