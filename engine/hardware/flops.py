@@ -1,12 +1,15 @@
 """What a step costs in arithmetic: the counting behind "a KV cache turns t d^2 + t^2 d into d^2 + t d".
 
 A multiply-add counts as two operations. Norms, rotary embedding, softmax and the activation are left out: they are
-linear in the tokens with a small factor. Causal attention is counted as it is needed (token i meets i + 1 keys).
+linear in the tokens with a small factor. Causal attention is counted as it is needed (token i meets i + 1 keys, or as
+many as its layer's sliding window has). ``cost`` counts whole steps in the same way; this splits one request's by place.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from engine.hardware.cost import query_key_pairs
 
 FACTS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_kv_heads", "head_dim", "num_layers", "vocab_size")
 
@@ -44,10 +47,11 @@ def forward_flops(model: Mapping[str, Any], *, start: int, num_tokens: int) -> S
     if start < 0 or num_tokens < 1:
         raise ValueError(f"start must be >= 0 and num_tokens >= 1, got {start} and {num_tokens}")
     linear = linear_parameters(model)
-    keys_met = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+    windows = model.get("sliding_windows") or [None] * model["num_layers"]
+    keys_met = sum(query_key_pairs(start, num_tokens, window) for window in windows)  # over all layers
     q_width = model["num_attention_heads"] * model["head_dim"]
     return StepFlops(
         linear=2.0 * num_tokens * linear * model["num_layers"],
-        attention=4.0 * keys_met * q_width * model["num_layers"],
+        attention=4.0 * keys_met * q_width,
         head=2.0 * model["vocab_size"] * model["hidden_size"],
     )

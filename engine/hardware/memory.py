@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+from engine.hardware.cost import DTYPE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

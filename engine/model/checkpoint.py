@@ -4,7 +4,6 @@ Whatever does not fit is a ValueError that names the file and the tensor. No pic
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +14,10 @@ import torch
 from engine.model import gguf_checkpoint, safetensors_file
 from engine.model.config import ModelConfig, token_ids
 from engine.model.gguf_file import GGUFFile
+from engine.model.json_file import read_json
 from engine.model.store import checked_sha256, file_sha256
 from engine.model.tokenizer import Tokenizer
 
-_MAX_JSON = 1 << 26  # bytes; a config or an index is far smaller
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -175,18 +174,3 @@ def _check_complete(loaders: Mapping[str, Any], wanted: Mapping[str, Any], path:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ValueError(f"{path}: tensor {missing[0]!r}{more} missing")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; ValueError, naming it, where there is none."""
-    if not path.is_file():
-        raise ValueError(f"{path}: missing")
-    if path.stat().st_size > _MAX_JSON:
-        raise ValueError(f"{path}: larger than {_MAX_JSON} bytes, which is no configuration")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value

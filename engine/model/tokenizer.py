@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from engine.model.config import ModelConfig
 from engine.model.gguf_tokenizer import backend_from_gguf
+from engine.model.json_file import read_json
 from engine.model.pretokenizers import byte_of_character, redo_by_class
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -57,7 +58,7 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{path}: not a tokenizer that the tokenizers library can read: {error}") from error
         settings_path = directory / "tokenizer_config.json"
-        settings = _read_settings(settings_path)
+        settings = read_json(settings_path) if settings_path.exists() else {}
         redo_by_class(backend, settings, config.architecture)
         special_tokens = _named_tokens(settings)
         _add_missing(backend, settings, special_tokens, settings_path)
@@ -169,18 +170,6 @@ class Tokenizer:
 def _check_id(token_id: int) -> None:
     if not 0 <= token_id < 1 << 32:
         raise ValueError(f"a token id must be an integer in [0, 2**32), got {token_id!r}")
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(settings).__name__}")
-    return settings
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -31,8 +31,9 @@ def test_pairs_and_keys_by_enumeration(start, n, window):
     assert keys_seen(start, n, window) == len(set().union(*seen))
 
 
-def test_agrees_with_the_formula_for_one_request():
-    model, cost = facts()
+@pytest.mark.parametrize("window", [None, 6])
+def test_agrees_with_the_formula_for_one_request(window):
+    model, cost = facts(sliding_window=window)
     for start, n in ((0, 1), (0, 30), (17, 1), (17, 5)):
         assert step_cost(cost, [run(start, n)]).flops == forward_flops(model, start=start, num_tokens=n).total
 
