@@ -315,11 +315,14 @@ class StructColumn(Column):
     makes; the others are checked and get an empty value of their type (quicker, for who only wants some).
     """
 
-    def __init__(self, struct: type[msgspec.Struct], fields: list[str] | None = None, keep: frozenset[str] | None = None) -> None:
+    def __init__(
+        self, struct: type[msgspec.Struct], fields: list[str] | None = None, keep: frozenset[str] | None = None,
+        columns: list[Column] | None = None,
+    ) -> None:  # fmt: skip
         hints = typing.get_type_hints(struct)
         self.struct = struct
         self.names = list(struct.__struct_fields__) if fields is None else fields
-        self.columns = [column_of(hints[name]) for name in self.names]
+        self.columns = [column_of(hints[name]) for name in self.names] if columns is None else columns
         self.keep = frozenset(self.names) if keep is None else keep
         self.signature = "{" + ",".join(f"{n}:{c.signature}" for n, c in zip(self.names, self.columns)) + "}"
         self._build = _constructor(struct, self.names, {n: _empty_of(hints[n]) for n in self.names if n not in self.keep})

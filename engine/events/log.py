@@ -14,24 +14,13 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Any, NamedTuple
 
+from engine.events import saved_log
 from engine.events.chrome import write_chrome_trace
-from engine.events.codec import (
-    REPLAY_SCHEMA,
-    SCHEMA,
-    Chunk,
-    CodecError,
-    Header,
-    collector_paused,
-    decode_chunk,
-    encode_chunks,
-    read_file,
-    schema_is_current,
-    write_file,
-)
+from engine.events.codec import SCHEMA, Chunk, Schema, collector_paused, encode_chunks
 from engine.events.keyframe import Keyframe, weight
+from engine.events.saved_state import StoredKeyframe
 from engine.events.state import State
 from engine.events.types import EngineStarted, Event
 
@@ -41,11 +30,10 @@ KEYFRAME_BYTES = 64 << 20
 _DECODED = 4  # chunks kept as objects
 
 
-class _Sealed(NamedTuple):
+class Sealed(NamedTuple):
     chunk: Chunk
     first_index: int
-    first_step: int
-    last_step: int
+    schema: Schema = SCHEMA  # that the chunk was written with
 
 
 class EventsSince(NamedTuple):
@@ -75,14 +63,14 @@ class EventLog:
         self._reset()
 
     def _reset(self) -> None:
-        self._sealed: list[_Sealed] = []
-        self._keyframes: dict[int, Keyframe] = {}  # index of a chunk's first event -> the state before it
+        self._sealed: list[Sealed] = []
+        self._keyframes: dict[int, Keyframe | StoredKeyframe] = {}  # index of a chunk's first event -> the state before it
         self._keyframe_every = 1  # chunks
         self._chunk_bytes = 0
         self._tail: list[Event] = []
         self._tail_index = self._next
         self._tail_bytes = 0
-        self._tail_keyframe = Keyframe(State())
+        self._tail_keyframe: Keyframe | StoredKeyframe = Keyframe(State())
         self._decoded: OrderedDict[tuple[int, bool], list[Event]] = OrderedDict()  # (first index, for a replay only) -> events
         self._step = 0
         self._started: EngineStarted | None = None
@@ -123,22 +111,23 @@ class EventLog:
         state, new = self._tail_keyframe.state(), []
         for chunk in encode_chunks(events):
             part = events[index - self._tail_index :][: chunk.num_events]
-            new.append((chunk, index, part, Keyframe(state)))
+            new.append((chunk, index, Keyframe(state)))
             state.apply_all(part)
             index += chunk.num_events
-        for each in new:
-            self._add_chunk(*each)
+        for chunk, at, keyframe in new:
+            self._add_chunk(Sealed(chunk, at), keyframe)
         if len(new) == 1:
             self._decoded_put((self._tail_index, False), events)
         self._tail, self._tail_index, self._tail_bytes = [], index, 0
         self._tail_keyframe = Keyframe(state)
         self._drop()
 
-    def _add_chunk(self, chunk: Chunk, index: int, events: list[Event], keyframe: Keyframe) -> None:
-        self._sealed.append(_Sealed(chunk, index, events[0].step, events[-1].step))
-        self._chunk_bytes += len(chunk.data)
-        if not self._keyframes or self._chunks_sealed % self._keyframe_every == 0:
-            self._keyframes[index] = keyframe
+    def _add_chunk(self, sealed: Sealed, keyframe: Keyframe | StoredKeyframe | None) -> None:
+        """``keyframe``: the state before it; the first chunk must have one."""
+        self._sealed.append(sealed)
+        self._chunk_bytes += len(sealed.chunk.data)
+        if keyframe is not None and (not self._keyframes or self._chunks_sealed % self._keyframe_every == 0):
+            self._keyframes[sealed.first_index] = keyframe
         self._chunks_sealed += 1
         while sum(k.nbytes for k in self._keyframes.values()) > KEYFRAME_BYTES and len(self._keyframes) > 4:
             self._keyframe_every *= 2
@@ -186,7 +175,7 @@ class EventLog:
         """The first step that can be rebuilt."""
         with self._lock:
             if self._sealed:
-                return self._sealed[0].first_step
+                return self._sealed[0].chunk.first_step
             return self._tail[0].step if self._tail else 0
 
     @property
@@ -221,7 +210,7 @@ class EventLog:
         with self._lock:
             out: list[Event] = []
             for sealed in self._sealed:
-                if sealed.last_step >= first_step and sealed.first_step <= last_step:
+                if sealed.chunk.last_step >= first_step and sealed.chunk.first_step <= last_step:
                     out += (e for e in self._events_of(sealed) if first_step <= e.step <= last_step)
             out += (e for e in self._tail if first_step <= e.step <= last_step)
             return out
@@ -244,7 +233,7 @@ class EventLog:
 
         ``before``: an earlier answer, to go on from when that is nearer than a keyframe; it is not changed.
         """
-        with self._lock:
+        with self._lock, collector_paused():
             if not self.first_step <= step <= self.last_step:
                 raise ValueError(f"step {step} is not in the log: steps {self.first_step} to {self.last_step} are")
             index, keyframe = self._nearest(step)
@@ -263,7 +252,7 @@ class EventLog:
                 break
             return state, index
 
-    def _nearest(self, step: int) -> tuple[int, Keyframe]:
+    def _nearest(self, step: int) -> tuple[int, Keyframe | StoredKeyframe]:
         """The last keyframe that holds nothing after ``step``, and the index of the first event after it."""
         whole = bisect_right(self._sealed, step, key=_last_step_of)  # chunks that lie before the end of ``step``
         if whole < len(self._sealed):
@@ -275,9 +264,9 @@ class EventLog:
     def _chunks_from(self, index: int, replay: bool = False) -> Iterable[list[Event]]:
         i = bisect_right(self._sealed, index, key=_first_index_of) - 1
         for sealed in self._sealed[max(i, 0) :]:
-            events = self._events_of(sealed, replay)
             skip = max(0, index - sealed.first_index)
-            if skip < len(events):
+            if skip < sealed.chunk.num_events:
+                events = self._events_of(sealed, replay)
                 yield events[skip:] if skip else events
         tail = self._tail[max(0, index - self._tail_index) :]
         if tail:
@@ -291,13 +280,13 @@ class EventLog:
                 break
         return out
 
-    def _events_of(self, sealed: _Sealed, replay: bool = False) -> list[Event]:
+    def _events_of(self, sealed: Sealed, replay: bool = False) -> list[Event]:
         """A chunk's events; with ``replay`` perhaps with those fields only that ``State`` wants."""
         for key in ((sealed.first_index, False), (sealed.first_index, True))[: 1 + replay]:
             if key in self._decoded:
                 self._decoded.move_to_end(key)
                 return self._decoded[key]
-        events = decode_chunk(sealed.chunk, REPLAY_SCHEMA if replay else SCHEMA)
+        events = saved_log.events_of(sealed, replay)
         self._decoded_put((sealed.first_index, replay), events)
         return events
 
@@ -310,65 +299,30 @@ class EventLog:
 
     def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:
         """Write the log to a file that ``load`` reads. ``facts``: plain values to keep with it."""
-        with self._lock:
-            chunks = [s.chunk for s in self._sealed] + encode_chunks(self._tail)
-            facts = {**self.facts, **(facts or {}), "first_index": self.first_index, "dropped": self._dropped}
-            state = self._start()
-        start = None
-        if state.num_blocks or state.requests or state.engine is not None:
-            head: list[Event] = [state.engine] if state.engine is not None else []
-            (start,) = encode_chunks([*head, state.snapshot(finished=True)])
-        write_file(path, chunks, start=start, facts=facts)
+        saved_log.save(self, path, facts or {})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, capacity: int | None = None, max_bytes: int | None = None) -> "EventLog":
-        """A saved log, every event checked and replayed once. CodecError (a ValueError) for a file that is not in order.
+    def load(
+        cls, path: str | os.PathLike[str], *, capacity: int | None = None, max_bytes: int | None = None, check: bool = False
+    ) -> "EventLog":
+        """A saved log. CodecError (a ValueError) for a file that is not in order.
 
-        By default a log as long as the file is accepted; ``capacity`` and ``max_bytes`` make it keep the end only.
+        Frames, checksums and sizes are checked now; events and keyframes when they are first read, where a CodecError may come
+        from any method that reads them. ``check``: now, all of them (see ``check``). By default a log as long as the file is
+        accepted; ``capacity`` and ``max_bytes`` make it keep the end only.
         """
-        with collector_paused():
-            return cls._load(path, capacity, max_bytes)
-
-    @classmethod
-    def _load(cls, path: str | os.PathLike[str], capacity: int | None, max_bytes: int | None) -> "EventLog":
         log = cls(1 << 26 if capacity is None else capacity, max_bytes=1 << 30 if max_bytes is None else max_bytes)
-        state = State()
-        current, schema = True, REPLAY_SCHEMA
-        for item in read_file(path):
-            if isinstance(item, Header):
-                log.facts, current = item.facts, schema_is_current(item.schema)
-                schema = REPLAY_SCHEMA if current else item.schema
-                log._next = log._tail_index = _plain_count(item.facts.get("first_index", 0))
-                log._dropped = _plain_count(item.facts.get("dropped", 0))
-                continue
-            kind, chunk = item
-            try:
-                events = decode_chunk(chunk, schema)
-                if kind == "S":
-                    state.apply_all(events)
-                    log._step, log._started, log._tail_keyframe = state.step, state.engine, Keyframe(state)
-                elif events:
-                    log._load_chunk(chunk if current else None, events, state)
-            except ValueError as error:
-                raise CodecError(f"{os.fspath(path)}: {error}") from None
+        with collector_paused():
+            saved_log.load(log, path)
+            if check:
+                log.check()
         if capacity is None:
             log.capacity = max(1_000_000, len(log))
         return log
 
-    def _load_chunk(self, chunk: Chunk | None, events: list[Event], state: State) -> None:
-        steps = [self._step, *(e.step for e in events)]
-        if any(a > b for a, b in pairwise(steps)):
-            raise CodecError("steps go back")
-        for part in [chunk] if chunk is not None else encode_chunks(events):
-            mine, events = events[: part.num_events], events[part.num_events :]
-            self._add_chunk(part, self._next, mine, Keyframe(state))
-            state.apply_all(mine)
-            self._next += len(mine)
-        self._step = steps[-1]
-        self._tail_index = self._next
-        self._tail_keyframe = Keyframe(state)
-        self._started = state.engine
-        self._drop()
+    def check(self) -> None:
+        """Decode and replay everything that is kept, and compare each stored keyframe with what the events give. CodecError."""
+        saved_log.check(self)
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what is kept as a Chrome trace, to be opened in Perfetto (ui.perfetto.dev, works offline)."""
@@ -380,19 +334,13 @@ class EventLog:
             return (self._keyframes[self.first_index] if self._sealed else self._tail_keyframe).state()
 
 
-def _plain_count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise CodecError(f"a count was expected, got {value!r:.60}")
-    return value
-
-
 def _step_of(event: Event) -> int:
     return event.step
 
 
-def _last_step_of(sealed: _Sealed) -> int:
-    return sealed.last_step
+def _last_step_of(sealed: Sealed) -> int:
+    return sealed.chunk.last_step
 
 
-def _first_index_of(sealed: _Sealed) -> int:
+def _first_index_of(sealed: Sealed) -> int:
     return sealed.first_index

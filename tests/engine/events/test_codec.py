@@ -1,7 +1,6 @@
 """The codec: every kind of event comes back exactly, and a file that is not in order is a CodecError, never more."""
 
 import contextlib
-import json
 import math
 import random
 import struct
@@ -9,7 +8,6 @@ import tracemalloc
 import typing
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,8 +17,7 @@ from hypothesis import strategies as st
 
 from engine.events import codec, columns
 from engine.events import types as t
-from engine.events.codec import Chunk, CodecError, decode_chunk, encode_chunks, read_file, write_file
-from engine.events.log import EventLog
+from engine.events.codec import Chunk, CodecError, decode_chunk, encode_chunks
 from tests.engine.events.simulate import simulate
 
 INTS = st.one_of(st.integers(-(2**63), 2**64 - 1), st.integers(-3, 300))
@@ -159,107 +156,6 @@ def test_large_events_are_spread_over_chunks(monkeypatch: pytest.MonkeyPatch) ->
         encode_chunks(events)
 
 
-# -- files --------------------------------------------------------------------------------------------------------------------
-
-
-def saved(path: Path, steps: int = 60) -> bytes:
-    log = EventLog()
-    log.extend(simulate(steps))
-    log.save(path, {"seed": 1})
-    return path.read_bytes()
-
-
-def refused(path: Path, data: bytes) -> str:
-    """Loading gives a CodecError (and nothing else); its message."""
-    path.write_bytes(data)
-    with pytest.raises(CodecError) as caught:
-        EventLog.load(path)
-    assert path.name in str(caught.value)
-    return str(caught.value)
-
-
-def test_any_truncation_is_noticed(tmp_path: Path) -> None:
-    data = saved(tmp_path / "run")
-    for size in [*range(0, 80), *random.Random(0).sample(range(80, len(data)), 60), len(data) - 1]:
-        refused(tmp_path / "cut", data[:size])
-    assert "bytes after the end" in refused(tmp_path / "longer", data + b"\0")
-
-
-def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    data = bytearray(saved(tmp_path / "run"))
-    for position in [*range(0, 64), *random.Random(1).sample(range(len(data)), 150)]:
-        data[position] ^= 1 << position % 8
-        refused(tmp_path / "flipped", bytes(data))
-        data[position] ^= 1 << position % 8
-
-
-def test_other_files_and_versions_are_refused(tmp_path: Path) -> None:
-    data = saved(tmp_path / "run")
-    assert "not a recorded run" in refused(tmp_path / "empty", b"")
-    assert "not a recorded run" in refused(tmp_path / "png", b"\x89PNG\r\n\x1a\n" + bytes(100))
-    newer = data[:8] + struct.pack("<HH", 2, 0) + data[12:]
-    assert "version 2.0, this program reads 1.0" in refused(tmp_path / "newer", newer)
-
-
-def frame(kind: bytes, payload: bytes, raw_size: int | None = None, events: int = 0, stored: int | None = None) -> bytes:
-    fields = (kind[0], len(payload) if raw_size is None else raw_size, len(payload) if stored is None else stored, events)
-    return codec._FRAME.pack(*fields, zlib.crc32(payload, zlib.crc32(codec._FRAME.pack(*fields, 0)))) + payload
-
-
-def hostile(schema: Any = None, frames: bytes = b"", end: dict[str, int] | None = None, header: bytes | None = None) -> bytes:
-    """A file with right checksums and wrong contents."""
-    head = (
-        json.dumps({"schema": codec.describe(codec.SCHEMA) if schema is None else schema, "facts": {}}).encode()
-        if header is None
-        else header
-    )
-    tail = frame(b"Z", json.dumps({"events": 0, "frames": 0} if end is None else end).encode())
-    return codec.MAGIC + struct.pack("<HH", 1, 0) + frame(b"H", head) + frames + tail
-
-
-def test_the_hostile_builder_builds_good_files_too(tmp_path: Path) -> None:
-    (chunk,) = encode_chunks(simulate(3))
-    good = hostile(
-        frames=frame(b"E", chunk.data, chunk.raw_size, chunk.num_events), end={"events": chunk.num_events, "frames": 1}
-    )
-    (tmp_path / "good").write_bytes(good)
-    assert len(EventLog.load(tmp_path / "good")) == chunk.num_events
-
-
-def test_hostile_frames_are_refused(tmp_path: Path) -> None:
-    one = zlib.compress(struct.pack("<I", 1) + b"i1\x00")
-    for data, message in [
-        (hostile(header=b"[1]"), "malformed header"),
-        (hostile(header=b"{" * 100_000), "not JSON"),
-        (hostile(schema=7), "malformed schema"),
-        (hostile(schema=[["Unheard", []]]), "newer version"),
-        (hostile(schema=[["StepDone", [["step", "int"]]]]), "lacks"),
-        (hostile(schema=[["BlockCached", [["step", "float"]]]]), "another version"),
-        (hostile(schema=codec.describe(codec.SCHEMA) * 2), "one twice"),
-        (hostile(end={"events": 5, "frames": 0}), "do not agree"),
-        (hostile(frames=frame(b"Q", b"")), "unknown frame"),
-        (hostile(frames=frame(b"H", b"{}")), "unexpected frame"),
-        (hostile(frames=frame(b"E", b"junk", 100, 1)), "broken compression"),
-        (hostile(frames=frame(b"E", one, 999, 1)), "another number"),
-        (hostile(frames=frame(b"E", one, 7, 9)), "were announced"),
-        (hostile(frames=frame(b"E", one, 7, 1)), "truncated"),
-        (hostile(frames=frame(b"E", b"x", 2**32 - 1, 1)), "larger than allowed"),
-        (hostile(frames=frame(b"E", b"x", 10, 2**32 - 1)), "larger than allowed"),
-        (hostile(frames=frame(b"E", b"x", 10, 1, stored=50_000_000)), "truncated"),
-    ]:
-        assert message in refused(tmp_path / "hostile", data)
-
-
-def test_a_decompression_bomb_takes_no_memory(tmp_path: Path) -> None:
-    bomb = zlib.compress(bytes(100 << 20), 1)
-    for announced in (1000, codec.MAX_CHUNK_BYTES, 100 << 20):
-        tracemalloc.start()
-        refused(tmp_path / "bomb", hostile(frames=frame(b"E", bomb, announced, 1)))
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 3 * codec.MAX_CHUNK_BYTES
-
-
 def test_huge_lengths_inside_a_chunk_take_no_memory() -> None:
     """Bytes of a small chunk replaced by large numbers: an error or events, and never much memory."""
     events = [e for e in simulate(40) if not isinstance(e, t.EngineStarted)][:60]
@@ -284,46 +180,6 @@ def test_random_bytes_as_a_chunk(raw: bytes, count: int) -> None:
         decode_chunk(Chunk(zlib.compress(raw), len(raw), count))
         if count == 0 and raw == struct.pack("<I", 0) + b"i1":
             raise CodecError("an empty chunk is in order")
-
-
-@pytest.mark.parametrize("field", ["top", "step_ms"])
-def test_a_field_that_came_later_takes_its_default(tmp_path: Path, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of a version before ``field`` existed."""
-    events = simulate(30)
-    old = [
-        (kind, columns.StructColumn(kind, [n for n in c.names if n != field]) if kind is t.TokenSampled else c)
-        for kind, c in codec.SCHEMA
-    ]
-    monkeypatch.setattr(codec, "SCHEMA", old)
-    write_file(tmp_path / "old", encode_chunks(events), facts={})
-    monkeypatch.undo()
-    log = EventLog.load(tmp_path / "old")
-    default = {"top": [], "step_ms": 0.0}[field]
-    tokens = [e for e in log if isinstance(e, t.TokenSampled)]
-    assert tokens and all(getattr(e, field) == default for e in tokens)
-    log.save(tmp_path / "new")
-    assert len(EventLog.load(tmp_path / "new")) == len(events)
-
-
-def test_nothing_is_left_when_writing_fails(tmp_path: Path) -> None:
-    def chunks() -> Any:
-        yield from encode_chunks(simulate(2))
-        raise RuntimeError("the disk is full")
-
-    (tmp_path / "run").write_bytes(b"the one before")
-    with pytest.raises(RuntimeError):
-        write_file(tmp_path / "run", chunks(), facts={})
-    assert [p.name for p in tmp_path.iterdir()] == ["run"] and (tmp_path / "run").read_bytes() == b"the one before"
-    with pytest.raises(CodecError, match="facts"):
-        write_file(tmp_path / "run", [], facts={"x": "y" * (5 << 20)})
-
-
-def test_reading_stops_at_the_first_fault_and_keeps_nothing_open(tmp_path: Path) -> None:
-    data = saved(tmp_path / "run")
-    (tmp_path / "run").write_bytes(data[:-5])
-    items: list[Any] = []
-    with pytest.raises(CodecError):
-        items.extend(read_file(tmp_path / "run"))
 
 
 def test_every_annotation_has_a_column() -> None:

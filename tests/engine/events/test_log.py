@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.events import log as log_module
-from engine.events.codec import CodecError, encode_chunks, write_file
+from engine.events.codec import Chunk, CodecError, encode_chunks
 from engine.events.log import EventLog
+from engine.events.runfile import write_file
 from engine.events.state import State
 from engine.events.types import EngineStarted, Event, StepDone
 from tests.engine.events.simulate import Simulation, simulate
@@ -21,6 +22,10 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def replayed(events: list[Event], step: int) -> State:
     return State().apply_all(e for e in events if e.step <= step)
+
+
+def frames(events: list[Event]) -> list[tuple[str, Chunk]]:
+    return [("E", chunk) for chunk in encode_chunks(events)]
 
 
 def same(a: State, b: State) -> bool:
@@ -175,7 +180,7 @@ def test_a_log_whose_events_contradict_each_other_says_so() -> None:
 
 def test_a_file_whose_events_contradict_each_other_is_refused(tmp_path: Path) -> None:
     events = simulate(40, seed=13)
-    write_file(tmp_path / "bad.cutaway", encode_chunks(events[:1] + events[20:]), facts={})  # without the requests' arrivals
+    write_file(tmp_path / "bad.cutaway", frames(events[:1] + events[20:]), facts={})  # without the requests' arrivals
     with pytest.raises(CodecError, match=r"bad\.cutaway"):
         EventLog.load(tmp_path / "bad.cutaway")
 
