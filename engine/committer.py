@@ -1,5 +1,6 @@
 """The third line of a step: logits become tokens, tokens become text, and whoever is done leaves."""
 
+import functools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class Committer:
     def __init__(self, engine: "Engine") -> None:
         self.engine = engine
         self.sampler = Sampler(engine.model_config.vocab_size)
+        self.token_text = functools.lru_cache(1 << 16)(engine.tokenizer.token_text)  # the same candidates come again and again
         self._groups: dict[str, RequestOutput] = {}  # results of unfinished groups, filled as siblings end
         self._outputs: list[StepOutput] = []
 
@@ -180,13 +182,13 @@ class Committer:
         recorder = self.engine.recorder
         if not recorder.on or recorder.tokens_top is None:
             return
-        text = self.engine.tokenizer.token_text
+        text = self.token_text
         recorder.emit(
             TokenSampled, request_id=request.request_id, position=request.num_tokens - 1,
             index=request.num_tokens - 1 - request.num_prompt_tokens, token_id=s.token_id, text=text(s.token_id), logprob=s.logprob,
             rank=s.rank, u=s.u, prob=s.prob, nucleus_size=s.nucleus_size, nucleus_mass=s.nucleus_mass, entropy=s.entropy,
-            top=[Candidate(i, text(i), logprob, prob) for i, logprob, prob in s.candidates],
-            step_ms=(time.monotonic_ns() - request.last_token_ns) / 1e6,
+            top=[Candidate(c[0], text(c[0]), c[1], c[2], c[3], c[4], c[5]) for c in s.candidates],
+            step_ms=(time.monotonic_ns() - request.last_token_ns) / 1e6, kept_sizes=s.kept_sizes, kept_masses=s.kept_masses,
         )  # fmt: skip
 
     def _record_logits(self, request: Request, logits: Any, row: int) -> None:

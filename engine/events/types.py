@@ -8,6 +8,7 @@ milliseconds, ``_bytes`` bytes. Token positions count from 0 at the first prompt
 events recorded between steps (a request that arrives) carry the number of the last finished step.
 """
 
+import math
 from typing import Any, TypeAlias
 
 import msgspec
@@ -70,6 +71,7 @@ class RequestAdded(Event, frozen=True, kw_only=True):
     sampling: dict[str, Any]  # SamplingParams as given, seed filled in
     parent_id: str | None = None  # set for the siblings of n > 1
     sample_index: int = 0
+    cache_salt: str | None = None  # cached prefixes are shared among requests of the same salt only
 
 
 class RequestForked(Event, frozen=True, kw_only=True):
@@ -79,6 +81,23 @@ class RequestForked(Event, frozen=True, kw_only=True):
     parent_id: str
     block_ids: list[int]
     num_computed_tokens: int
+
+
+class RequestBranched(Event, frozen=True, kw_only=True):
+    """A request that goes on from another one's tokens with one of them replaced. Follows its RequestAdded.
+
+    Its tokens are those of ``source_id`` before ``position``, then ``token_id``; what of them lies behind its prompt is its
+    output so far.
+    """
+
+    request_id: str
+    source_id: str  # as the events name it ("req-0#1": a sibling)
+    position: int  # of the forced token
+    token_id: int  # the forced one
+    text: str
+    source_token_id: int  # what stands there in the source
+    output_token_ids: list[int]  # the forced token last; [] when the position lies in the prompt
+    output_texts: list[str]  # one each
 
 
 class RequestPreempted(Event, frozen=True, kw_only=True):
@@ -189,10 +208,15 @@ class PrefixLookup(Event, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One of the likeliest tokens of the raw distribution; ``engine.sampling.candidates`` gives its share after each processor."""
+
     token_id: int
     text: str
     logprob: float  # of the raw distribution
     prob: float  # after all processors (0: filtered)
+    penalised: float = math.nan  # log-probability after the penalties
+    tempered: float = math.nan  # probability after penalties and temperature, before anything is filtered
+    removed_by: str = ""  # "temperature" (0: greedy) | "min_p" | "top_k" | "top_p"; "": it was kept
 
 
 class TokenSampled(Event, frozen=True, kw_only=True):
@@ -212,6 +236,55 @@ class TokenSampled(Event, frozen=True, kw_only=True):
     entropy: float  # of the raw distribution, nats; NaN when it was not looked for
     top: list[Candidate] = []
     step_ms: float = 0.0  # wall time since the request's previous token (or since it arrived)
+    kept_sizes: list[int] = []  # tokens that min_p, top_k and top_p left, one after the other; [] when not looked for
+    kept_masses: list[float] = []  # and the mass of those, at the request's temperature, before renormalising
+
+
+class BeamCandidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One way in which a beam could go on: one of the best of all ways of all beams of a request."""
+
+    source: int  # sample_index of the beam that it goes on from
+    token_id: int
+    text: str
+    logprob: float  # of the token, after the penalties (natural log)
+    sum_logprob: float  # of the whole sequence so far
+    beam: int  # sample_index of the beam that holds it from now on; -1: none
+    score: float  # sum / length ** length_penalty when it ended here and was kept; NaN when it did not
+    fate: str  # "kept" | "ended" (complete, and among the best complete ones) | "dropped"
+
+
+class BeamsSelected(Event, frozen=True, kw_only=True):
+    """One step of a beam search: which ways of going on were looked at, and which of them were taken.
+
+    The beams are sequences of the request with a ``sample_index`` each, as the siblings of n > 1 are. From here on, beam
+    ``c.beam`` of each kept candidate has the tokens of beam ``c.source`` before it, and its own token. A beam that no
+    candidate names holds nothing any more: it ends, or takes over another one's tokens.
+    """
+
+    request_id: str
+    position: int  # of the tokens chosen
+    candidates: list[BeamCandidate]  # best first
+    num_ended: int  # complete sequences kept so far
+    worst_ended: float  # the lowest of their scores; NaN when there is none
+    best_possible: (
+        float  # the score that the best beam is taken to reach, as early stopping compares it; NaN when no beam is left
+    )
+
+
+class BeamSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    token_ids: list[int]
+    texts: list[str]  # one a token
+    sum_logprob: float
+    score: float
+    reason: str  # "stop" | "length" | "abort"
+
+
+class BeamsFinished(Event, frozen=True, kw_only=True):
+    """The end of a beam search: its n best sequences, which its first n beams show from here on."""
+
+    request_id: str
+    why: str
+    sequences: list[BeamSequence]  # best first
 
 
 class LogitsRecorded(Event, frozen=True, kw_only=True):
@@ -257,4 +330,5 @@ AnyEvent: TypeAlias = (
     EngineStarted | Snapshot | RequestAdded | RequestForked | RequestPreempted | RequestFinished | StepDone
     | BlockAllocated | BlockShared | BlockFreed | BlockCached | BlockCopied | BlockEvicted | PrefixLookup
     | TokenSampled | LogitsRecorded | KnobChanged | PoolResized | CacheTimed
+    | RequestBranched | BeamsSelected | BeamsFinished
 )  # fmt: skip

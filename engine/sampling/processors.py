@@ -23,6 +23,9 @@ from torch import Tensor
 from engine.request import SamplingParams
 
 ORDER = ("penalties", "temperature", "min_p", "top_k", "top_p")
+# What transformers 5 does: min_p comes last, so it looks at the largest of the renormalised probabilities (which changes nothing),
+# but top_k and top_p count tokens that min_p would have taken away.
+TRANSFORMERS_ORDER = ("penalties", "temperature", "top_k", "top_p", "min_p")
 NEG_INF = float("-inf")
 
 PerRow: TypeAlias = "float | Tensor"
@@ -159,20 +162,39 @@ def apply_top_p(logits: Tensor, top_p: PerRow) -> Tensor:
     return _keep(logits, (before.gather(-1, rank) < p) | (rank == 0) | (p >= 1) | logits.isnan())
 
 
-def process(logits: Tensor, params: SamplingParams, counts: TokenCounts | None = None) -> Iterator[tuple[str, Tensor]]:
-    """The chain applied to rows [S, V] of one request: (name, logits after it) for each of ``ORDER``.
+def process(
+    logits: Tensor, params: SamplingParams, counts: TokenCounts | None = None, order: Sequence[str] = ORDER
+) -> Iterator[tuple[str, Tensor]]:
+    """The chain applied to rows [S, V] of one request: (name, logits after it) for each of ``order``.
 
-    ``counts``: what the penalties look at; None: nothing was there before.
+    ``counts``: what the penalties look at; None: nothing was there before. ``order``: ``ORDER`` is what the engine does,
+    ``TRANSFORMERS_ORDER`` gives what transformers would have kept; any other order of these names is taken too, and one
+    that leaves some out. ValueError for a name that is no processor.
     """
+    known = {"penalties": None, **_FILTERS}
+    if unknown := [name for name in order if name not in known]:
+        raise ValueError(f"order must consist of {', '.join(ORDER)}, got {unknown[0]!r}")
     n = len(logits)
-    history = [counts or TokenCounts(())] * n
-    x = apply_penalties(
-        logits, history, [params.repetition_penalty] * n, [params.presence_penalty] * n, [params.frequency_penalty] * n
-    )
-    yield "penalties", x
-    for name, function in _FILTERS.items():
-        x = function(x, getattr(params, name))
+    x = logits
+    for name in order:
+        if name == "penalties":
+            history = [counts or TokenCounts(())] * n
+            x = apply_penalties(
+                x, history, [params.repetition_penalty] * n, [params.presence_penalty] * n, [params.frequency_penalty] * n
+            )
+        else:
+            x = _FILTERS[name](x, getattr(params, name))
         yield name, x
+
+
+def removed_by(
+    logits: Tensor, params: SamplingParams, counts: TokenCounts | None = None, order: Sequence[str] = ORDER
+) -> Tensor:
+    """Which processor of ``order`` took each token away: int8 [S, V], its place in ``order``; -1: none did. As ``process``."""
+    gone = torch.full(logits.shape, -1, dtype=torch.int8, device=logits.device)
+    for i, (_, x) in enumerate(process(logits, params, counts, order)):
+        gone[(x == NEG_INF) & (gone < 0) & (logits > NEG_INF)] = i
+    return gone
 
 
 _FILTERS = {"temperature": apply_temperature, "min_p": apply_min_p, "top_k": apply_top_k, "top_p": apply_top_p}

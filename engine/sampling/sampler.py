@@ -12,59 +12,22 @@ nucleus of hundreds of tokens) are copied and walked whole on the host: a few ro
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.request import SamplingParams
 from engine.sampling import selection
 from engine.sampling.processors import NEG_INF, TokenCounts, apply_penalties
 from engine.sampling.rng import uniform, uniforms
+from engine.sampling.sampled import Sampled, SampleRow, failed, told
 from engine.sampling.selection import Draws
 
+__all__ = ["SampleRow", "Sampled", "Sampler"]
+
 _COLDEST, _HOTTEST = 1e-30, 1e30  # beyond, float32 logits give the same; within, 1 / temperature is a float32 number
+_RAW_HEAD = 32  # enough of the raw order to place nearly every token that is chosen
 _SCALAR_DRAWS = 16  # up to this many rows the scalar generator is faster than the vectorised one
-
-
-@dataclass(slots=True)
-class SampleRow:
-    """What one row of logits is sampled with. ``position``: that of the token to be sampled, in its sequence.
-
-    ``counts``: what penalties look at; a request that is sampled again and again keeps one (``TokenCounts``), None
-    counts the two lists anew each time. The lists are read only where there is a penalty.
-    """
-
-    params: SamplingParams
-    seed: int
-    sample_index: int
-    position: int
-    prompt_token_ids: Sequence[int] = ()
-    output_token_ids: Sequence[int] = ()
-    counts: TokenCounts | None = None
-
-
-@dataclass(slots=True)
-class Sampled:
-    """The token of one row, and what was asked to be told about it.
-
-    ``logprob``, ``rank``, ``entropy``, ``nucleus_mass``, ``top`` and ``candidates`` are filled for rows that are observed
-    (``params.logprobs`` or ``observe_top`` is not None). ``logprob``, ``rank`` and ``entropy`` are of the raw distribution:
-    before any processor, at temperature 1.
-    """
-
-    token_id: int  # -1 when there is an error
-    logprob: float = math.nan  # natural log
-    rank: int = 0  # 1: the likeliest token; ties by token id; 0: not looked for
-    u: float | None = None  # None: greedy
-    prob: float = 1.0  # of the token after the processors, renormalised
-    nucleus_size: int = 0  # tokens that min_p, top_k and top_p left; 0: greedy
-    nucleus_mass: float = math.nan  # their mass at the request's temperature, before renormalising; 0 when greedy
-    entropy: float = math.nan  # nats
-    top: list[tuple[int, float]] = field(default_factory=list)  # params.logprobs likeliest (id, log-probability)
-    candidates: list[tuple[int, float, float]] = field(default_factory=list)  # observe_top likeliest, and prob after processors
-    error: str | None = None
 
 
 class Sampler:
@@ -109,7 +72,7 @@ class Sampler:
         """Rows of temperature 0 that nobody observes: the first of the largest logits, and no exponentials."""
         values, ids = _argmax(self._penalised(logits, rows))
         host = torch.stack([values.double(), ids.double()]).cpu()
-        return [_failed(v) or Sampled(int(i), nucleus_mass=0.0) for v, i in zip(*host.tolist(), strict=True)]
+        return [failed(v) or Sampled(int(i), nucleus_mass=0.0) for v, i in zip(*host.tolist(), strict=True)]
 
     def _draw(self, logits: Tensor, rows: list[SampleRow], observe_top: int | None) -> list[Sampled]:
         """Rows that are drawn, or observed."""
@@ -127,33 +90,28 @@ class Sampler:
             again = self._measure(limit, penalised_limit, table[:, infinite], listed)
             for name, values in again.items():
                 host[name][infinite] = values
-        return [_sampled(host, i, row, table[:, i], observe_top) for i, row in enumerate(rows)]
+        return told(host, rows, table, observe_top)
 
     def _measure(self, raw: Tensor, logits: Tensor, table: np.ndarray, listed: int) -> dict[str, np.ndarray]:
-        """Everything ``_sampled`` needs of float32 rows, on the host; ``logits``: ``raw`` after the penalties.
+        """Everything ``told`` needs of float32 rows, on the host; ``logits``: ``raw`` after the penalties.
 
         ``listed``: how many of the likeliest tokens to list; -1: do not observe at all.
         """
-        size = max(self._head, 2 * listed)
-        h = selection.head(logits, size)
+        h = selection.head(logits, max(self._head, 2 * listed))
         draws = Draws.of(table, logits.device)
         top = h.values_SK[:, :1]
         temperature = draws.temperature if (table[0] != 1).any() else None
-        open_ = ((table[1] >= self.vocab_size) & (table[3] == 0)).any()  # rows that neither top_k nor min_p cuts
-        observe = listed >= 0
-        total = at_one = entropy = torch.zeros(len(raw), dtype=torch.float64, device=raw.device)
-        if observe and raw is logits:
-            total, at_one, entropy = selection.masses(raw, top, temperature)
-        elif observe:
-            total = selection.mass(logits, top, temperature)
-            _, at_one, entropy = selection.masses(raw, raw.amax(-1, keepdim=True))
-        elif open_:
+        total = torch.zeros(len(raw), dtype=torch.float64, device=raw.device)
+        seen: dict[str, Tensor] = {}
+        if listed >= 0:
+            total, seen = _totals(raw, logits, h, temperature)
+        elif ((table[1] >= self.vocab_size) & (table[3] == 0)).any():  # rows that neither top_k nor min_p cuts
             total = selection.mass(logits, top, temperature)
         pick = selection.walk_head(h, draws, total.unsqueeze(-1), self.vocab_size)
-        seen: dict[str, Tensor] = {}
-        if observe:
-            raw_head = h if raw is logits else selection.head(raw, size)
-            seen = {"raw_total": at_one, "entropy": entropy} | selection.look(raw, logits, raw_head, pick, listed)
+        if listed >= 0:
+            raw_head = h if raw is logits else selection.head(raw, max(_RAW_HEAD, 2 * listed))
+            seen |= selection.stages(h, draws, total.unsqueeze(-1), self.vocab_size)
+            seen |= selection.look(raw, logits, raw_head, torch.as_tensor(pick.token_id), listed)
         host = _to_host({"top": top, "total": total, **vars(pick), **seen})
         self._walk_whole(raw, logits, table, listed, host)
         return host
@@ -162,7 +120,7 @@ class Sampler:
         """Mend in ``host`` the rows that their heads did not settle."""
         unsettled = host["resolved"] == 0
         if listed >= 0:
-            unsettled |= host["looked"] == 0
+            unsettled |= (host["looked"] == 0) | (host["staged"] == 0)
         at = np.flatnonzero(unsettled & np.isfinite(host["top"]))
         if not at.size:
             return
@@ -170,8 +128,14 @@ class Sampler:
         rows = logits[index].cpu().numpy()
         raw_rows = rows if raw is logits else raw[index].cpu().numpy()
         for i, row, raw_row in zip(at, rows, raw_rows, strict=True):
-            pick = selection.walk_row(row, table[:, i], float(host["total"][i]))
-            found = vars(pick) | (selection.look_row(raw_row, row, pick, listed) if listed >= 0 else {})
+            found: dict[str, object] = {}
+            draw, total = table[:, i], float(host["total"][i])
+            if not host["resolved"][i]:
+                found = vars(selection.walk_row(row, draw, total))
+            if listed >= 0 and not host["staged"][i]:
+                found |= selection.stages_row(row, draw, total)
+            if listed >= 0 and (found or not host["looked"][i]):
+                found |= selection.look_row(raw_row, row, int(found.get("token_id", host["token_id"][i])), listed)
             for name, value in found.items():
                 host[name][i] = value
 
@@ -197,47 +161,6 @@ class Sampler:
         return buffer[: len(like)]
 
 
-def _sampled(host: dict[str, np.ndarray], i: int, row: SampleRow, draw: np.ndarray, observe_top: int | None) -> Sampled:
-    """Row i of what ``_measure`` found, in words."""
-    greedy = row.params.temperature == 0
-    u = None if greedy else float(draw[4])
-    failed = _failed(float(host["top"][i]))
-    if failed:
-        failed.u = u
-        return failed
-    out = Sampled(int(host["token_id"][i]), u=u, prob=float(host["prob"][i]))
-    if not greedy:
-        out.nucleus_size = int(host["size"][i])
-    if observe_top is None and row.params.logprobs is None:
-        return out
-    log_total = math.log(host["raw_total"][i])
-    raw_top = float(host["raw_top"][i])
-    out.logprob = float(host["raw_logit"][i]) - raw_top - log_total
-    out.rank = int(host["rank"][i])
-    out.entropy = max(0.0, float(host["entropy"][i]))
-    out.nucleus_mass = 0.0 if greedy else min(1.0, float(host["weight"][i] / host["total"][i]))
-    n = max(observe_top or 0, row.params.logprobs or 0)
-    if n:
-        ids = host["list_ids"][i, :n].astype(np.int64)
-        logprobs = host["list_raw"][i, :n] - raw_top - log_total
-        values = host["list_values"][i, :n]
-        kept = (values > host["last_value"][i]) | ((values == host["last_value"][i]) & (ids <= host["last_id"][i]))
-        probs = np.where(kept, np.exp((values - host["top"][i]) / draw[0]) / host["weight"][i], 0.0)
-        listed = list(zip(ids.tolist(), logprobs.tolist(), probs.tolist(), strict=True))
-        out.top = [(token, logprob) for token, logprob, _ in listed[: row.params.logprobs or 0]]
-        out.candidates = listed[: observe_top or 0]
-    return out
-
-
-def _failed(top: float) -> Sampled | None:
-    """The answer for a row whose largest logit leaves nothing to choose from; None when there is something."""
-    if math.isnan(top):
-        return Sampled(-1, prob=0.0, error="the logits contain NaN")
-    if top == NEG_INF:
-        return Sampled(-1, prob=0.0, error="every logit is -inf: no token can be chosen")
-    return None
-
-
 def _argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The largest logit of each row and its id, the lowest of equals; NaN where a row has one. [S], [S].
 
@@ -255,6 +178,21 @@ def _argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     values = logits.gather(-1, inside)
     at = values.argmax(-1, keepdim=True)
     return values.gather(-1, at).squeeze(-1), inside.gather(-1, at).squeeze(-1)
+
+
+def _totals(
+    raw: Tensor, logits: Tensor, h: selection.Head, temperature: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Masses of rows that are observed: after the penalties at the temperature; then the raw row's and its entropy, and the row's
+    after the penalties at 1. In units of the likeliest token's. ``h``: head of ``logits``."""
+    top = h.values_SK[:, :1]
+    if raw is logits:
+        total, at_one, entropy = selection.masses(raw, top, temperature)
+        return total, {"raw_total": at_one, "entropy": entropy, "plain_total": at_one}
+    plain = selection.mass(logits, top)
+    total = plain if temperature is None else selection.mass(logits, top, temperature)
+    _, at_one, entropy = selection.masses(raw, raw.amax(-1, keepdim=True))
+    return total, {"raw_total": at_one, "entropy": entropy, "plain_total": plain}
 
 
 def _limit(logits: Tensor) -> Tensor:

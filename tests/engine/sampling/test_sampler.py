@@ -265,7 +265,7 @@ class TestEdges:
         x[2] = -3.0
         s = sample_one(x, observe_top=2, **kw)
         assert (s.token_id, s.prob, s.logprob, s.rank, s.entropy, s.error) == (2, 1.0, 0.0, 1, 0.0, None)
-        assert s.candidates == [(2, 0.0, 1.0), (0, -INF, 0.0)]
+        assert [c[:3] for c in s.candidates] == [(2, 0.0, 1.0), (0, -INF, 0.0)]
 
     @pytest.mark.parametrize("vocab", [4, 3000])
     @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ class TestEdges:
     @pytest.mark.parametrize("kw", [{}, {"temperature": 0}, {"top_p": 0.1}, {"top_k": 7}, {"min_p": 1.0}])
     def test_vocabulary_of_one(self, kw):
         s = sample_one([-2.5], observe_top=5, **kw)
-        assert (s.token_id, s.prob, s.logprob, s.rank, s.candidates) == (0, 1.0, 0.0, 1, [(0, 0.0, 1.0)])
+        assert (s.token_id, s.prob, s.logprob, s.rank, s.candidates) == (0, 1.0, 0.0, 1, [(0, 0.0, 1.0, 0.0, 1.0, "")])
 
     @pytest.mark.parametrize("vocab", [4, 3000])
     def test_tiny_p_keeps_the_likeliest(self, vocab):
