@@ -30,21 +30,17 @@ MAX_PENDING_BYTES = 64 << 20  # of events that wait to be sent, as objects, roug
 EXIT_AFTER = 3.0  # seconds that a step under way is given when the parent has gone
 
 
-class Outbox:
-    """What waits to be sent. Events are bounded; text is merged per sequence, so the outputs themselves bound it."""
+class Mailbox:
+    """What waits to be read. Events are bounded; text is merged per sequence, so the outputs themselves bound it."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self) -> None:
         self._ready = threading.Condition()
         self._events: list[Event] = []
         self._event_bytes = 0
         self._dropped = 0
         self._texts: dict[tuple[str, int], list[Any]] = {}  # (request, index) -> [pieces, number of tokens]
         self._others: list[Any] = []
-        self._closed = False
         self.overflowed = False  # set: no event is taken until resume()
-        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
-        self._thread.start()
 
     def event(self, event: Event) -> None:
         """A recorder's sink."""
@@ -77,6 +73,37 @@ class Outbox:
             self._others.append(message)
             self._ready.notify()
 
+    def take(self, timeout: float) -> list[Any]:
+        """All messages, in order; waits up to ``timeout`` seconds for the first."""
+        with self._ready:
+            self._ready.wait_for(self._holds, timeout)
+            return self._take()
+
+    def _holds(self) -> bool:
+        return bool(self._events or self._texts or self._others)
+
+    def _take(self) -> list[Any]:
+        first = [x for x in self._others if isinstance(x, m.Loading | m.Ready)]
+        batch: list[Any] = list(first)
+        if self._events:
+            batch.append(m.Events(self._events, self._dropped))  # type: ignore[arg-type]
+            self._events, self._event_bytes, self._dropped = [], 0, 0
+        batch += [m.TextPiece(rid, index, "".join(pieces), count) for (rid, index), (pieces, count) in self._texts.items()]
+        batch += self._others[len(first) :]  # a Finished comes after its last text
+        self._texts, self._others = {}, []
+        return batch
+
+
+class Outbox(Mailbox):
+    """A mailbox that a thread empties into a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
+        self._thread.start()
+
     def close(self) -> None:
         """Send what is left and stop."""
         with self._ready:
@@ -88,7 +115,7 @@ class Outbox:
         last = 0.0
         while True:
             with self._ready:
-                while not (self._events or self._texts or self._others or self._closed):
+                while not (self._holds() or self._closed):
                     self._ready.wait()
                 self._ready.wait_for(lambda: self._closed, max(0.0, last + SEND_INTERVAL - time.monotonic()))
                 batch, closed = self._take(), self._closed
@@ -104,22 +131,11 @@ class Outbox:
             if closed:
                 return
 
-    def _take(self) -> list[Any]:
-        first = [x for x in self._others if isinstance(x, m.Loading | m.Ready)]
-        batch: list[Any] = list(first)
-        if self._events:
-            batch.append(m.Events(self._events, self._dropped))  # type: ignore[arg-type]
-            self._events, self._event_bytes, self._dropped = [], 0, 0
-        batch += [m.TextPiece(rid, index, "".join(pieces), count) for (rid, index), (pieces, count) in self._texts.items()]
-        batch += self._others[len(first) :]  # a Finished comes after its last text
-        self._texts, self._others = {}, []
-        return batch
-
 
 class Worker:
     """Drives one engine from commands."""
 
-    def __init__(self, engine: Any, outbox: Outbox, commands: "queue.SimpleQueue[m.Command | None]") -> None:
+    def __init__(self, engine: Any, outbox: Mailbox, commands: "queue.SimpleQueue[m.Command | None]") -> None:
         self.engine = engine
         self.outbox = outbox
         self.commands = commands  # None: the parent has gone
