@@ -39,7 +39,7 @@ def record_added(recorder: Recorder, request: Request) -> None:
         recorder.emit(
             RequestAdded, request_id=request.request_id, owner=request.owner, prompt_token_ids=request.prompt_token_ids,
             prompt_text=request.prompt_text, sampling=sampling_facts(request), parent_id=request.parent_id,
-            sample_index=request.sample_index,
+            sample_index=request.sample_index, cache_salt=request.cache_salt,
         )  # fmt: skip
 
 
