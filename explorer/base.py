@@ -109,6 +109,11 @@ class ExplorerView(pn.viewable.Viewer):
     def update(self) -> None:
         raise NotImplementedError
 
+    def controls(self) -> dict[str, Any]:
+        """Widgets of this page that steer what it sends (not the live knobs), by the name of what they set. A notebook shows a
+        control of its own in the place of each, which code can read, set and link."""
+        return {}
+
     def close(self) -> None:
         """The page or the browser went away. Views hold nothing that outlives them unless they override this."""
 

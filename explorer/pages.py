@@ -1,13 +1,11 @@
 """The pages, by slug. Navigation, addresses, tests and the documentation all walk this dict."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from explorer.base import Clock, ExplorerView
 from explorer.i18n import _
-
-Build = Callable[[Any, Any, Clock], ExplorerView]  # (store, session, clock)
 
 
 @dataclass(frozen=True)
@@ -16,26 +14,37 @@ class Page:
     title: str
     question: str  # what a reader can answer with it
     icon: str  # a Material icon's name
-    build: Build
+    view: str  # "module:class" of its ExplorerView, imported when first opened, so that the first page shows early
 
+    @property
+    def view_name(self) -> str:
+        """The view's class name, which is also the name of its widget in a notebook."""
+        return self.view.partition(":")[2]
 
-def _run(store: Any, session: Any, clock: Clock) -> ExplorerView:
-    from explorer.run.view import RunView  # imported when first opened, so that the first page shows early
-
-    return RunView(store, session, clock)
-
-
-def _kv_cache(store: Any, session: Any, clock: Clock) -> ExplorerView:
-    from explorer.kv_cache.view import KVCacheView
-
-    return KVCacheView(store, session, clock)
+    def build(self, store: Any, session: Any, clock: Clock) -> ExplorerView:
+        """A view of ``store``; ``session`` is None for a saved run."""
+        module, _colon, name = self.view.partition(":")
+        view: ExplorerView = getattr(import_module(module), name)(store, session, clock)
+        return view
 
 
 PAGES: dict[str, Page] = {
     page.slug: page
     for page in (
-        Page("run", _("Run"), _("What does the engine do with my prompts, step by step?"), "play_circle", _run),
-        Page("kv-cache", _("KV cache"), _("Where do keys and values live, and who shares them?"), "grid_view", _kv_cache),
+        Page(
+            "run",
+            _("Run"),
+            _("What does the engine do with my prompts, step by step?"),
+            "play_circle",
+            "explorer.run.view:RunView",
+        ),
+        Page(
+            "kv-cache",
+            _("KV cache"),
+            _("Where do keys and values live, and who shares them?"),
+            "grid_view",
+            "explorer.kv_cache.view:KVCacheView",
+        ),
     )
 }
 HOME = "run"

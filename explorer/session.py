@@ -97,12 +97,18 @@ class Session:
     # -- life ------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the engine's process, once. Returns at once; requests may be sent while it loads."""
+        """Start the engine's process, once. Returns at once; requests may be sent while it loads. One that runs already is
+        taken as it is; the record begins with a snapshot of it."""
         with self._lock:
             if self.status != "new":
                 return
             self.status, self.message = "starting", _("The engine is starting.")
-            self._launch(self.process.start)
+            if not self.process.alive:
+                self._launch(self.process.start)
+            elif self.process.started is not None:
+                self.status, self.message = "paused" if self.process.paused else "running", ""
+                self._if_it_runs(lambda: self.process.observe(False))
+                self._if_it_runs(lambda: self.process.observe(True))
             self._thread = threading.Thread(target=self._poll, name="engine-messages", daemon=True)
             self._thread.start()
 
@@ -185,7 +191,11 @@ class Session:
         last = message.stderr.strip().splitlines()[-1:] if message.stderr else []
         with self._lock:
             self.status = "died"
-            self.message = " ".join([_("The engine's process has ended: {why}.").format(why=message.error.rstrip(".")), *last])
+            why = message.error.rstrip(".")
+            if message.returncode is None:  # an engine of this process
+                self.message = _("{why}. What it recorded is still here.").format(why=why[:1].upper() + why[1:])
+            else:
+                self.message = " ".join([_("The engine's process has ended: {why}.").format(why=why), *last])
             self._asked.clear()
 
     _handlers: ClassVar[dict[type, Any]] = {

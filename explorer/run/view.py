@@ -74,6 +74,11 @@ class RunView(ExplorerView):
     def __panel__(self) -> pn.Column:
         return self._layout
 
+    def controls(self) -> dict[str, Any]:
+        if self.composer is None:
+            return {}
+        return {name: getattr(self.composer, name) for name in ("temperature", "top_p", "max_tokens", "seed")}
+
     def _my_running(self) -> list[str]:
         """The ids of this browser's unfinished requests."""
         with self.lock:
