@@ -21,11 +21,14 @@ class Page:
         """The view's class name, which is also the name of its widget in a notebook."""
         return self.view.partition(":")[2]
 
+    def view_class(self) -> type[ExplorerView]:
+        module, _colon, name = self.view.partition(":")
+        view: type[ExplorerView] = getattr(import_module(module), name)
+        return view
+
     def build(self, store: Any, session: Any, clock: Clock) -> ExplorerView:
         """A view of ``store``; ``session`` is None for a saved run."""
-        module, _colon, name = self.view.partition(":")
-        view: ExplorerView = getattr(import_module(module), name)(store, session, clock)
-        return view
+        return self.view_class()(store, session, clock)
 
 
 PAGES: dict[str, Page] = {

@@ -1,0 +1,46 @@
+"""The one thread that keeps all widgets of a kernel up to date, also while a cell runs."""
+
+import threading
+import time
+import weakref
+from typing import Any
+
+TICK_S = 0.1
+
+# Callbacks come from three sides: the thread below, the kernel's thread that runs cells, and the one that handles what a page
+# sends (with JupyterLab 4.4 and later that is a thread of its own). Views and mirrors are for one at a time.
+LOCK = threading.RLock()
+
+
+class Hub:
+    """Calls ``tick`` of what was added, ten times a second, while somebody looks at it (``looked_at``)."""
+
+    def __init__(self) -> None:
+        self._desks: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+        self._start = threading.Lock()
+
+    def add(self, desk: Any) -> None:
+        with self._start:
+            self._desks.add(desk)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="explorer-widgets", daemon=True)
+                self._thread.start()
+
+    def remove(self, desk: Any) -> None:
+        with self._start:
+            self._desks.discard(desk)
+
+    def _run(self) -> None:
+        while True:
+            began = time.monotonic()
+            with self._start:
+                desks = list(self._desks)
+            for desk in desks:
+                if desk.looked_at:
+                    desk.tick()
+            del desks
+            time.sleep(max(0.01, TICK_S - (time.monotonic() - began)))
+
+
+HUB = Hub()
