@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from engine.beams import BeamGroup, Beams
 from engine.events.types import Candidate, LogitsRecorded, RequestFinished, RequestForked, TokenSampled
 from engine.output import TextStream
 from engine.reporting import record_added
@@ -36,12 +37,15 @@ class Committer:
         self.engine = engine
         self.sampler = Sampler(engine.model_config.vocab_size)
         self.token_text = functools.lru_cache(1 << 16)(engine.tokenizer.token_text)  # the same candidates come again and again
+        self.beams = Beams(self)
         self._groups: dict[str, RequestOutput] = {}  # results of unfinished groups, filled as siblings end
         self._outputs: list[StepOutput] = []
 
     def open_group(self, request: Request) -> None:
         outputs = [CompletionOutput(i, [], "", None) for i in range(request.params.n)]
         self._groups[request.request_id] = RequestOutput(request.request_id, request.prompt_token_ids, outputs)
+        if request.params.beam_width is not None:
+            self.beams.open(request)
 
     def take_outputs(self) -> list[StepOutput]:
         outputs, self._outputs = self._outputs, []
@@ -55,14 +59,16 @@ class Committer:
         for run in schedule.runs:
             before.append(run.request.num_computed_tokens)
             run.request.num_computed_tokens += run.num_tokens
-        requests, rows = self._sampling_requests(schedule)
+        requests, rows, groups = self._sampling_requests(schedule)
         sampled = (
             self._sample(requests, logits if len(requests) == len(rows) == _num_rows(logits) else logits[rows])
             if requests
             else []
         )
+        choices = [(group, self.beams.choose(group, logits[at])) for group, at in groups]
         done = time.perf_counter()
         failed = {request.request_id for request, result in zip(requests, sampled, strict=True) if result.error is not None}
+        failed |= {beam.request_id for group, choice in choices if choice.error is not None for beam in group.live}
         for run, old in zip(schedule.runs, before, strict=True):
             if run.request.request_id not in failed:
                 self.engine.scheduler.cache_full_blocks(run.request, old)
@@ -73,30 +79,43 @@ class Committer:
             else:
                 self._record_logits(request, logits, rows[i])
                 self._append(request, result)
+        for (group, choice), (_, at) in zip(choices, groups, strict=True):
+            if choice.error is not None:
+                self.beams.finish(group, "error", choice.error)
+            else:
+                for beam, row in zip(group.live, at, strict=True):
+                    self._record_logits(beam, logits, row)
+                self.beams.take(group, choice)
         return self.take_outputs(), done
 
-    def _sampling_requests(self, schedule: Schedule) -> tuple[list[Request], list[int]]:
-        """Who gets a token in this step, and from which row of the logits. n > 1 forks here, at the end of the prompt."""
+    def _sampling_requests(self, schedule: Schedule) -> tuple[list[Request], list[int], list[tuple[BeamGroup, list[int]]]]:
+        """Who gets a token in this step, and from which row of the logits; then the beam searches, with a row for each beam.
+
+        n > 1 forks here, at the end of the prompt.
+        """
         requests: list[Request] = []
         rows: list[int] = []
-        row = 0
-        for run in schedule.runs:
-            if not run.sample:
-                continue
+        beam_rows: dict[str, int] = {}
+        groups: dict[int, BeamGroup] = {}
+        for row, run in enumerate(run for run in schedule.runs if run.sample):
             request = run.request
+            if request.beams is not None:
+                groups[id(request.beams)] = request.beams
+                beam_rows[request.request_id] = row
+                continue
             requests.append(request)
             rows.append(row)
             if request.params.n > 1 and request.parent_id is None and request.num_tokens == request.num_prompt_tokens:
                 for index in range(1, request.params.n):
-                    requests.append(self._fork(request, index))
+                    requests.append(self.fork(request, index))
                     rows.append(row)
-            row += 1
-        return requests, rows
+        return requests, rows, [(group, [beam_rows[beam.request_id] for beam in group.live]) for group in groups.values()]
 
-    def _fork(self, parent: Request, index: int) -> Request:
+    def fork(self, parent: Request, index: int) -> Request:
+        """A sibling or a beam that goes on from the parent's KV, blocks shared."""
         child = Request(
-            f"{parent.request_id}#{index}", parent.token_ids, parent.params, parent.seed, owner=parent.owner,
-            prompt_text=parent.prompt_text, arrived_ns=parent.arrived_ns, cache_salt=parent.cache_salt,
+            f"{parent.group_id}#{index}" if index else parent.group_id, parent.prompt_token_ids, parent.params, parent.seed,
+            owner=parent.owner, prompt_text=parent.prompt_text, arrived_ns=parent.arrived_ns, cache_salt=parent.cache_salt,
             cache_root=parent.cache_root, sample_index=index, parent_id=parent.request_id, group_id=parent.group_id,
         )  # fmt: skip
         child.stream = TextStream(self.engine.tokenizer, parent.params.stop)
@@ -123,7 +142,7 @@ class Committer:
         params = request.params
         if request.logprobs is not None:
             request.logprobs.append(TokenLogprob(token, sampled.logprob, list(sampled.top)))
-        self._record_token(request, sampled)
+        self.record_token(request, sampled)
         request.last_token_ns = time.monotonic_ns()
         eos = not params.ignore_eos and token in self.engine.model_config.eos_token_ids
         ended = eos or token in params.stop_token_ids
@@ -136,14 +155,19 @@ class Committer:
             self.finish(request, "stop", f"stop string {request.stream.stopped_by!r}")
         elif num_output >= params.max_tokens:
             self.finish(request, "length", "max_tokens")
-        elif request.num_tokens >= self.engine.max_tokens_of_a_request:
-            limit = self.engine.max_tokens_of_a_request
-            self.finish(
-                request, "length", "max_model_len" if limit == self.engine.config.max_model_len else "the KV pool is full"
-            )
+        elif request.num_tokens >= self.engine.most_tokens(request):
+            self.finish(request, "length", self.engine.why_no_longer(request))
+
+    def emit(self, request_id: str, index: int, text: str, token_ids: tuple[int, ...]) -> None:
+        self._outputs.append(StepOutput(request_id, index, text, token_ids))
 
     def finish(self, request: Request, reason: str, message: str = "") -> None:
-        """End a sequence wherever it stands: blocks back, result out."""
+        """End a sequence wherever it stands, a beam with its whole search: blocks back, result out. Once is enough."""
+        if request.status == "finished":
+            return
+        if request.beams is not None:
+            self.beams.finish(request.beams, reason, message)
+            return
         output = StepOutput(request.group_id, request.sample_index, request.stream.finish())
         completion = CompletionOutput(
             request.sample_index, request.output_token_ids, request.stream.text, reason, message, request.logprobs
@@ -176,9 +200,23 @@ class Committer:
             output.request = self._groups.pop(request.group_id)
         self._outputs.append(output)
 
+    def close_group(
+        self, group_id: str, results: list[CompletionOutput], num_cached_tokens: int, released: int, released_text: str
+    ) -> None:
+        """The results of a beam search, of which ``released`` tokens and their text went out before."""
+        group = self._groups.pop(group_id)
+        group.outputs, group.num_cached_tokens = results, num_cached_tokens
+        for result in results:
+            if not result.text.startswith(released_text):
+                raise RuntimeError(f"{group_id}: {released_text!r} was handed out, {result.text!r} came of it")
+            output = StepOutput(group_id, result.index, result.text[len(released_text) :], tuple(result.token_ids[released:]))
+            output.finished = result
+            self._outputs.append(output)
+        self._outputs[-1].request = group
+
     # -- watching -----------------------------------------------------------------------------------------------------------
 
-    def _record_token(self, request: Request, s: Sampled) -> None:
+    def record_token(self, request: Request, s: Sampled) -> None:
         recorder = self.engine.recorder
         if not recorder.on or recorder.tokens_top is None:
             return
@@ -214,9 +252,8 @@ def _num_rows(logits: Any) -> int:
 
 
 def _sample_row(request: Request) -> SampleRow:
-    p = request.params
-    row = SampleRow(p, request.seed, request.sample_index, request.num_tokens)
-    if p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0:
+    row = SampleRow(request.params, request.seed, request.draw_index, request.num_tokens)
+    if request.params.penalised:
         row.prompt_token_ids, row.output_token_ids = request.prompt_token_ids, request.output_token_ids
         if request.token_counts is None:
             request.token_counts = TokenCounts(row.prompt_token_ids)

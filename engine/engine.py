@@ -10,13 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from engine import reporting
+from engine.branching import History, make_branch, record_branch
 from engine.committer import Committer, StepOutput
-from engine.config import DRAINING_KNOBS, LIVE_KNOBS, EngineConfig
+from engine.config import EngineConfig
 from engine.events.log import EventLog
 from engine.events.recorder import Recorder
-from engine.events.types import EngineStarted, KnobChanged, PoolResized, Snapshot
+from engine.events.types import EngineStarted, Snapshot
 from engine.generation import Generation
 from engine.interrupts import interrupts_held
+from engine.knobs import Knobs
 from engine.kvcache.pool import BlockPool
 from engine.kvcache.prefix import salt_root
 from engine.loading import Parts, load_parts, make_kv_cache, make_runner
@@ -26,7 +28,6 @@ from engine.scheduler import Schedule, Scheduler
 from engine.timing import cache_timings
 
 _log = logging.getLogger(__name__)
-_FIXED_SAMPLING = ("n", "seed", "stop", "logprobs")  # cannot change while a request runs
 
 
 class Engine(Generation):
@@ -44,15 +45,16 @@ class Engine(Generation):
         self.tokenizer = self.parts.tokenizer
         self.recorder = Recorder()
         self._next_id = 0
-        self._draining: dict[str, tuple[int, str]] = {}  # knob -> (value, who), waiting for the running requests
+        self.knobs = Knobs(self)
+        self.history = History()
         self._undelivered: list[StepOutput] = []
         self.kv: Any = None
         self.runner: Any = None
         self._requests: dict[str, list[Request]] = {}  # unfinished, by group: the siblings of n > 1
-        self._build_cache()
+        self.build_cache()
         self.committer = Committer(self)
 
-    def _build_cache(self) -> None:
+    def build_cache(self) -> None:
         """An empty pool and the tensors behind it, for the current block size and pool size."""
         assert self.config.num_kv_blocks is not None
         self.kv = self.runner = None  # frees the old tensors before the new ones are made
@@ -81,6 +83,16 @@ class Engine(Generation):
         assert self.config.max_model_len is not None
         return min(self.config.max_model_len, self.pool.num_blocks * self.pool.block_size)
 
+    def most_tokens(self, request: Request) -> int:
+        """Prompt and output of this request: as above, and less where its beams may need the pool's blocks."""
+        assert self.config.max_model_len is not None
+        in_pool = self.scheduler.most_tokens(request.num_prompt_tokens, request.params.beam_width or 1)
+        return min(self.config.max_model_len, in_pool)
+
+    def why_no_longer(self, request: Request) -> str:
+        """What bounds ``most_tokens``."""
+        return "max_model_len" if self.most_tokens(request) == self.config.max_model_len else "the KV pool is full"
+
     def add_request(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, *, owner: str = "local",
         request_id: str | None = None, cache_salt: str | None = None,
@@ -99,19 +111,64 @@ class Engine(Generation):
         token_ids, text = self._tokens(prompt)
         if request_id is None:
             request_id = self._unused_id()
-        if not isinstance(request_id, str) or request_id in self._requests or not request_id or "#" in request_id:
-            raise ValueError(f"request_id must be unused, not empty and without '#', got {request_id!r}")
+        self._check_unused("request_id", request_id)
         seed = params.seed if params.seed is not None else request_seed(self.config.seed, request_id)
         request = Request(
             request_id, token_ids, params, seed, owner=owner, prompt_text=text, arrived_ns=time.monotonic_ns(),
             cache_salt=cache_salt, cache_root=salt_root(cache_salt),
         )  # fmt: skip
         request.stream = TextStream(self.tokenizer, params.stop)
-        self._requests[request_id] = [request]
+        if params.beam_width is not None:
+            self._check_room_for_beams(request, params.beam_width)
+        self._enter(request)
+        return request_id
+
+    def _check_room_for_beams(self, request: Request, width: int) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if width > getattr(self.config, name):
+                raise ValueError(f"beam_width must be at most {name} ({getattr(self.config, name)}), got {width}")
+        need = self.scheduler.most_blocks(request.num_prompt_tokens, request.num_tokens + 1, width)
+        if need > self.pool.num_blocks:
+            raise ValueError(
+                f"{width} beams of a prompt of {request.num_tokens} tokens need {need} blocks, the KV pool has {self.pool.num_blocks}"
+            )
+
+    def _enter(self, request: Request) -> None:
+        """Take a request in."""
+        self._requests[request.request_id] = [request]
         self.committer.open_group(request)
         self.scheduler.add(request)
         reporting.record_added(self.recorder, request)
-        return request_id
+
+    def branch(
+        self, request_id: str, position: int, token_id: int, params: SamplingParams | None = None, *, owner: str = "local",
+        branch_id: str | None = None,
+    ) -> str:  # fmt: skip
+        """A new request that goes on from another one's tokens, with ``token_id`` in place of the one at ``position``. Returns its id.
+
+        ``request_id``: an unfinished request or one of the last that finished, "id#1" for a sibling or beam; ``position`` counts
+        from the first prompt token. Seed, salt and the other parameters are the source's unless ``params`` are given; what was
+        output before ``position`` counts as output, and the draws are those of the same positions, so the forced token is
+        all that differs. Its prefix comes from the cache. ValueError: no such request, no such position or token, beams.
+        """
+        if not isinstance(owner, str):
+            raise ValueError(f"owner must be text, got {owner!r}")
+        source = self.history.find(self._requests, request_id)
+        if branch_id is None:
+            branch_id = self._unused_id()
+        self._check_unused("branch_id", branch_id)
+        request = make_branch(self, source, branch_id, position, token_id, params, owner)
+        self._enter(request)
+        record_branch(self, request, source)
+        output = request.output_token_ids
+        if output:
+            self.committer.emit(branch_id, 0, request.stream.text, tuple(output))
+            self.keep_outputs()
+        return branch_id
+
+    def _check_unused(self, name: str, request_id: Any) -> None:
+        if not isinstance(request_id, str) or request_id in self._requests or not request_id or "#" in request_id:
+            raise ValueError(f"{name} must be unused, not empty and without '#', got {request_id!r}")
 
     def _unused_id(self) -> str:
         while True:
@@ -181,7 +238,7 @@ class Engine(Generation):
         outputs, t3 = self.committer.commit(schedule, logits)
         if self.recorder.on:
             reporting.record_step(self, schedule, (t0, t1, t2, t3, time.perf_counter()))
-        self._apply_draining()
+        self.knobs.apply_draining()
         return outputs + self.committer.take_outputs()
 
     def _run(self, schedule: Schedule) -> Any:
@@ -192,15 +249,25 @@ class Engine(Generation):
     def _fail(self, schedule: Schedule, error: BaseException) -> None:
         """The forward pass broke: those who were in it are told, the others can go on."""
         for run in schedule.runs:
-            self.pool.forget(run.request.block_ids)
+            self.pool.forget(run.request.block_ids)  # [] of a beam whose search has ended with the first of them
             self.committer.finish(run.request, "error", f"the forward pass failed: {type(error).__name__}: {error}")
-        self._apply_draining()
-        self._undelivered += self.committer.take_outputs()
+        self.knobs.apply_draining()
+        self.keep_outputs()
 
     def take_outputs(self) -> list[StepOutput]:
         """What came about outside a step and was not delivered yet: the last outputs of aborted requests."""
         outputs, self._undelivered = self._undelivered + self.committer.take_outputs(), []
         return outputs
+
+    def keep_outputs(self) -> None:
+        """Keep what the committer has gathered for the next to ask."""
+        self._undelivered += self.committer.take_outputs()
+
+    def unfinished(self, request_id: str) -> list[Request]:
+        """A request with its siblings or beams. ValueError when there is none of that name."""
+        if request_id not in self._requests:
+            raise ValueError(f"no unfinished request {request_id!r}")
+        return self._requests[request_id]
 
     def has_unfinished(self) -> bool:
         """Whether ``step`` has something to do: requests, or outputs to hand over."""
@@ -212,7 +279,8 @@ class Engine(Generation):
         return self._requests[group_id]
 
     def drop(self, request: Request) -> None:
-        """A request has finished: forget it."""
+        """A request has finished: forget it, but for its tokens."""
+        self.history.remember(request)
         self.runner.forget(request.request_id)
         group = self._requests[request.group_id]
         group.remove(request)
@@ -226,8 +294,8 @@ class Engine(Generation):
             return False
         for request in list(group):
             self.committer.finish(request, "abort", message)
-        self._apply_draining()
-        self._undelivered += self.committer.take_outputs()
+        self.knobs.apply_draining()
+        self.keep_outputs()
         return True
 
     def abort_owner(self, owner: str) -> int:
@@ -235,88 +303,20 @@ class Engine(Generation):
         ids = [gid for gid, group in self._requests.items() if group[0].owner == owner]
         return sum(self.abort(request_id, "its owner left") for request_id in ids)
 
-    # -- knobs -------------------------------------------------------------------------------------------------------------
+    # -- knobs (engine.knobs) ----------------------------------------------------------------------------------------------
 
     def reconfigure(self, *, by: str = "", **knobs: Any) -> None:
         """Change knobs: batch size, token budget and the switches from the next step on; block size and pool size once the running
         requests have drained (waiting ones wait). ValueError for a name that is no knob, or a value out of range: nothing changes."""
-        allowed = LIVE_KNOBS + DRAINING_KNOBS
-        for name in knobs:
-            self.config.changed(**{name: knobs[name]})  # an unknown name or a bad value says so itself
-            if name not in allowed:
-                raise ValueError(f"{name} cannot be changed while the engine runs; knobs: {', '.join(allowed)}")
-        if any(knobs.get(name, 0) is None for name in DRAINING_KNOBS):
-            raise ValueError("num_kv_blocks must be a number here, got None")
-        coming = {name: value for name, (value, _) in self._draining.items()}  # is rebuilt together with what is asked now
-        coming |= {name: value for name, value in knobs.items() if name in DRAINING_KNOBS}
-        self.parts.check_pool_fits(self.config.changed(**coming), held=self.kv.nbytes)
-        for name, value in knobs.items():
-            if name in DRAINING_KNOBS:
-                if value == getattr(self.config, name):
-                    given_up = self._draining.pop(name, None)
-                    if given_up is not None:  # it was on its way to another value: everybody sees that it stays
-                        self._record_knob(name, given_up[0], value, by)
-                    continue
-                self._draining[name] = (value, by)
-                self._record_knob(name, getattr(self.config, name), value, by, draining=True)
-            elif value != getattr(self.config, name):
-                self._record_knob(name, getattr(self.config, name), value, by)
-                self.config = self.config.changed(**{name: value})
-                setattr(self.scheduler, name, value)
-                if name == "enable_prefix_caching" and not value:
-                    self.pool.forget_all()
-        self.scheduler.draining = bool(self._draining)
-        self._apply_draining()
-        self._undelivered += self.committer.take_outputs()  # of requests that no longer fit
-
-    def _record_knob(self, name: str, old: Any, new: Any, by: str, request_id: str | None = None, draining: bool = False) -> None:
-        if self.recorder.on:
-            self.recorder.emit(KnobChanged, name=name, old=old, new=new, by=by, request_id=request_id, draining=draining)
-
-    def _apply_draining(self) -> None:
-        if not self._draining or self.scheduler.running:
-            return
-        old = self.config
-        self.config = old.changed(**{name: value for name, (value, _) in self._draining.items()})
-        try:
-            self._build_cache()
-        except (RuntimeError, MemoryError):  # the memory was free when it was asked for: the knobs fall back, for all to see
-            _log.exception("the KV pool stays as it is")
-            self.config = old
-            self._build_cache()
-        if self.recorder.on:
-            self.recorder.emit(
-                PoolResized, num_blocks=self.pool.num_blocks, block_size=self.pool.block_size,
-                kv_bytes_per_block=self.kv.bytes_per_block, kv_pool_bytes=self.kv.nbytes,
-            )  # fmt: skip
-        for name, (value, by) in self._draining.items():
-            self._record_knob(name, getattr(old, name) if self.config is not old else value, getattr(self.config, name), by)
-        self._draining = {}
-        limit = self.max_tokens_of_a_request
-        for request in list(self.scheduler.waiting):
-            if request.num_tokens >= limit:
-                done = request.num_tokens > request.num_prompt_tokens
-                message = f"the KV pool now holds {limit} tokens, this request has {request.num_tokens}"
-                self.committer.finish(request, "length" if done else "error", message)
+        self.knobs.reconfigure(by, knobs)
 
     def update_sampling(self, request_id: str, *, by: str = "", **changes: Any) -> None:
-        """Change a running request's sampling parameters from its next token on (all siblings of n > 1).
+        """Change a running request's sampling parameters from its next token on (all siblings of n > 1, all beams).
 
-        ValueError: no such request, an unknown or fixed parameter (n, seed, stop, logprobs), a value out of range.
+        ValueError: no such request, an unknown or fixed parameter (n, stop, logprobs, beam_width, length_penalty, early_stopping),
+        a value out of range.
         """
-        if request_id not in self._requests:
-            raise ValueError(f"no unfinished request {request_id!r}")
-        for name in changes:
-            if name in _FIXED_SAMPLING:
-                raise ValueError(f"{name} cannot be changed while a request runs")
-        group = self._requests[request_id]
-        new = [request.params.changed(**changes) for request in group]
-        for request, params in zip(group, new, strict=True):
-            for name in changes:
-                old, value = getattr(request.params, name), getattr(params, name)
-                if old != value:
-                    self._record_knob(name, old, value, by, request.request_id)
-            request.params = params
+        self.knobs.update_sampling(request_id, by, changes)
 
     # -- watching ------------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ another. ``TextStream`` releases text only once it is certain, so nothing that w
 """
 
 import codecs
+import copy
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -62,6 +63,15 @@ class TextStream:
             self._held = ""
         return piece
 
+    def copy(self) -> "TextStream":
+        """One that goes on from here on its own: a beam splits."""
+        other = TextStream(self._tokenizer, (), self._skip)
+        other._decoder.setstate(self._decoder.getstate())
+        other._stops = [m.copy() for m in self._stops]
+        other._held, other._released = self._held, [self.text]
+        other.stopped_by, other._finished = self.stopped_by, self._finished
+        return other
+
     @property
     def text(self) -> str:
         """All that was released so far."""
@@ -102,6 +112,9 @@ class _Matcher:
                 k = self._fallback[k - 1]
             k += pattern[i] == pattern[k]
             self._fallback[i] = k
+
+    def copy(self) -> "_Matcher":
+        return copy.copy(self)  # pattern and table are never changed
 
     def feed(self, text: str) -> int | None:
         """Go on with ``text``; where in it the pattern is first complete (the position after it), or None."""

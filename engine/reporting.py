@@ -75,5 +75,5 @@ def _request_state(request: Request) -> RequestState:
         output_token_ids=request.output_token_ids, prompt_text=request.prompt_text, output_text=request.stream.text,
         sampling=sampling_facts(request), num_computed_tokens=request.num_computed_tokens, block_ids=list(request.block_ids),
         num_cached_tokens=request.num_cached_tokens, parent_id=request.parent_id, sample_index=request.sample_index,
-        arrived_ns=request.arrived_ns,
+        arrived_ns=request.arrived_ns, branched_from=request.branched_from, branched_at=request.branched_at,
     )  # fmt: skip

@@ -37,6 +37,11 @@ class SamplingParams:
     ``temperature=0`` is greedy. ``seed=None`` lets the engine choose one and record it. ``logprobs=k`` returns the
     chosen token's log-probability and the k likeliest alternatives (of the raw distribution). A value out of range
     raises ValueError.
+
+    ``beam_width`` (vLLM's BeamSearchParams; ``num_beams`` in transformers) asks for a beam search, defined in
+    ``engine.sampling.beam``: ``n`` is then how many of its sequences are returned (``num_return_sequences``), and
+    ``length_penalty`` and ``early_stopping`` are as in transformers. It draws nothing: temperature must be 0 or 1, top_k, top_p and
+    min_p off; the penalties are applied.
     """
 
     temperature: float = 1.0
@@ -53,6 +58,9 @@ class SamplingParams:
     ignore_eos: bool = False
     n: int = 1
     logprobs: int | None = None
+    beam_width: int | None = None  # None: no beam search
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False  # True | False | "never"
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -97,6 +105,36 @@ class SamplingParams:
             self.logprobs,
             "None or an integer in [0, 100]",
         )
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        c, width = _check, self.beam_width
+        c(width is None or (_integer(width) and 1 <= width <= 1024), "beam_width", width, "None or an integer in [1, 1024]")
+        c(
+            _number(self.length_penalty) and -10 <= self.length_penalty <= 10,
+            "length_penalty",
+            self.length_penalty,
+            "a number in [-10, 10]",
+        )
+        c(
+            isinstance(self.early_stopping, bool) or self.early_stopping == "never",
+            "early_stopping",
+            self.early_stopping,
+            'True, False or "never"',
+        )
+        if width is None:
+            for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+                c(getattr(self, name) == default, name, getattr(self, name), f"{default} without beam_width")
+            return
+        c(self.n <= width, "n", self.n, f"at most beam_width ({width}): the sequences that are returned are beams")
+        c(self.temperature in (0, 1), "temperature", self.temperature, "0 or 1 in a beam search, which draws nothing")
+        for name, off in (("top_k", (0, -1)), ("top_p", (1,)), ("min_p", (0,))):
+            c(getattr(self, name) in off, name, getattr(self, name), f"{off[0]} in a beam search, which draws nothing")
+
+    @property
+    def penalised(self) -> bool:
+        """Whether tokens that were already there are made more or less likely."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def changed(self, **changes: Any) -> "SamplingParams":
         """A copy with these fields changed; ValueError for a name that is not a parameter."""
@@ -120,11 +158,16 @@ class CompletionOutput:
     finish_reason: str | None  # one of FINISH_REASONS
     message: str = ""  # why, for "error" and "stop"
     logprobs: list[TokenLogprob] | None = None
+    cumulative_logprob: float | None = None  # of a beam search: the sum of its tokens' log-probabilities, after the penalties
+    score: float | None = None  # of a beam search: that sum / length ** length_penalty
 
 
 @dataclass
 class RequestOutput:
-    """What a request produced: ``outputs[i]`` for each of n; the first one's fields are here too."""
+    """What a request produced: ``outputs[i]`` for each of n; the first one's fields are here too.
+
+    A beam search gives its best first, and fewer than n where fewer sequences have any probability.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -161,13 +204,39 @@ class Request:
     """One sequence in the engine: a prompt, what came of it so far, and the KV blocks it holds.
 
     The engine sets ``token_ids`` (prompt, then output) and the results; the scheduler sets ``status``,
-    ``num_computed_tokens`` and ``block_ids``. The siblings of n > 1 are Requests of their own with the same ``group_id``.
+    ``num_computed_tokens`` and ``block_ids``. The siblings of n > 1 are Requests of their own with the same ``group_id``, and so are
+    the beams of a beam search, which share one ``beams``.
     """
 
     __slots__ = (
-        "arrived_ns", "block_hashes", "block_ids", "cache_root", "cache_salt", "finish_reason", "group_id", "last_token_ns",
-        "logprobs", "message", "num_cached_tokens", "num_computed_tokens", "num_prompt_tokens", "owner", "params", "parent_id",
-        "prompt_text", "request_id", "sample_index", "seed", "status", "stream", "token_counts", "token_ids",
+        "arrived_ns",
+        "beams",
+        "block_hashes",
+        "block_ids",
+        "branched_at",
+        "branched_from",
+        "cache_root",
+        "cache_salt",
+        "draw_index",
+        "finish_reason",
+        "group_id",
+        "last_token_ns",
+        "logprobs",
+        "message",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "owner",
+        "params",
+        "parent_id",
+        "prompt_text",
+        "request_id",
+        "sample_index",
+        "seed",
+        "status",
+        "stream",
+        "token_counts",
+        "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -179,6 +248,7 @@ class Request:
         self.group_id = group_id or request_id
         self.parent_id = parent_id
         self.sample_index = sample_index
+        self.draw_index = sample_index  # which draws it takes; a branch takes those of the sequence that it left
         self.owner = owner
         self.params = params
         self.seed = seed
@@ -194,6 +264,9 @@ class Request:
         self.cache_root = cache_root
         self.arrived_ns = arrived_ns
         self.last_token_ns = arrived_ns
+        self.beams: Any = None  # BeamGroup (engine.beams)
+        self.branched_from: str | None = None  # of a branch: the sequence that it left, and where
+        self.branched_at = -1
         self.stream: Any = None  # TextStream
         self.token_counts: Any = None  # TokenCounts, once a penalty wants them
         self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []

@@ -6,7 +6,7 @@ arrival, until the token budget, the batch size or the pool is used up (Sarathi-
 arXiv 2403.02310, as vLLM does it).
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from engine.events.recorder import Recorder
@@ -68,51 +68,67 @@ class Scheduler:
         request.block_ids = []
         request.status = "finished"
 
+    def take_over(self, source: Request, beam: Request) -> None:
+        """A beam that nothing goes on from takes the place behind another one: it gives its own blocks back and shares the other's."""
+        same = 0
+        while same < len(beam.block_ids) and beam.block_ids[same] == source.block_ids[same]:
+            same += 1
+        self.pool.free(beam.request_id, beam.block_ids[same:])
+        self.pool.share(beam.request_id, same, source.block_ids[same:])
+        beam.block_ids = list(source.block_ids)
+        beam.block_hashes = list(source.block_hashes)
+        beam.num_computed_tokens = source.num_computed_tokens
+
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Schedule:
         schedule = Schedule()
         budget, preempted = self._schedule_running(schedule, self.max_num_batched_tokens)
-        if not preempted and not self.draining:
+        if not preempted:
             self._admit_waiting(schedule, budget)
         return schedule
 
     def _schedule_running(self, schedule: Schedule, budget: int) -> tuple[int, bool]:
         preempted = False
         i = 0
-        # A batch size lowered while more were running: the later ones keep their blocks and wait for a place.
-        while i < min(len(self.running), self.max_num_seqs) and budget > 0:
-            request = self.running[i]
-            count = request.num_tokens - request.num_computed_tokens
-            if count > budget and not self.enable_chunked_prefill and schedule.runs:
-                i += 1
-                continue
-            count = self._chunk(count, budget)
-            while not self._has_room(request, count):
-                victim = self.running[-1]
-                self._preempt(victim, request)
-                preempted = True
-                if victim is request:
-                    break
-            if request.status != "running":
+        while i < len(self.running) and budget > 0:
+            unit = self._unit(self.running[i])
+            # A batch size lowered while more were running: the later ones keep their blocks and wait for a place.
+            if i and i + len(unit) > self.max_num_seqs:
                 break
-            self._grow(request, count, schedule)
-            self._append(schedule, request, count)
-            budget -= count
-            i += 1
+            counts = self._counts(unit, budget)
+            if not any(counts) or (sum(counts) > budget and schedule.runs):
+                i += len(unit)
+                continue
+            while not self._has_room(unit, counts):
+                victim = self.running[-1]
+                self._preempt(victim, unit[0])
+                preempted = True
+                if victim in unit:
+                    return budget, preempted
+            for request, count in zip(unit, counts, strict=True):
+                if count:
+                    self._grow(request, count, schedule)
+                    self._append(schedule, request, count)
+            budget -= sum(counts)
+            i += len(unit)
         return budget, preempted
 
     def _admit_waiting(self, schedule: Schedule, budget: int) -> None:
-        while self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
+        while self.waiting and budget > 0:
             request = self.waiting[0]
-            match = self._look_up(request)
+            leader = self._leader(request)
+            if leader is None and (self.draining or len(self.running) >= self.max_num_seqs):
+                return
+            if leader is not None and leader.num_tokens - leader.num_computed_tokens > 1:
+                return  # what it wants to share is not computed yet
+            match = self._look_up(request) if leader is None else self._shared_with(leader, request)
             hit = len(match.block_ids) * self.pool.block_size
-            count = request.num_tokens - hit
-            if count > budget and not self.enable_chunked_prefill and schedule.runs:
+            count = self._chunk(request.num_tokens - self._held(request) - hit, budget)
+            if count > budget and schedule.runs:
                 return  # whole prompts only: it waits for a step of its own
-            count = self._chunk(count, budget)
             # The whole request must fit, not just its first chunk: else it would be preempted half way, again and again.
-            blocks = self._num_blocks(request.num_tokens) - len(match.block_ids)
+            blocks = self._blocks_to_admit(request, leader) - len(match.block_ids)
             if blocks > self.pool.num_free - self.pool.num_reclaimed_by(match.block_ids):
                 return
             self._admit(request, match, hit)
@@ -128,6 +144,59 @@ class Scheduler:
         start = request.num_computed_tokens
         schedule.runs.append(Scheduled(request, start, count, start + count == request.num_tokens))
 
+    # -- the beams of a request --------------------------------------------------------------------------------------------
+    # Their next tokens are chosen together, so their last ones run in the same step, or not at all. They are preempted together,
+    # and come back one by one: the first computes what it had, the others share the blocks of its that are theirs too.
+
+    def _unit(self, request: Request) -> list[Request]:
+        """Who is scheduled together with a running request: the beams of its group that are running; they stand side by side."""
+        return [request] if request.beams is None else [r for r in self.running if r.beams is request.beams]
+
+    def _held(self, request: Request) -> int:
+        """How many tokens are not for now: a beam's last one waits for the other beams."""
+        return 1 if request.beams is not None and len(request.beams.live) > 1 else 0
+
+    def _counts(self, unit: list[Request], budget: int) -> list[int]:
+        """Tokens of each request of a unit for this step."""
+        beams = unit[0].beams
+        left = [r.num_tokens - r.num_computed_tokens for r in unit]
+        if beams is not None and len(unit) == len(beams.live) and max(left) == 1:
+            return left  # all of them, or the step is not for this unit
+        counts = []
+        for request, count in zip(unit, left, strict=True):
+            counts.append(self._chunk(count - self._held(request), budget))
+            budget = max(0, budget - counts[-1])
+        return counts
+
+    def _leader(self, request: Request) -> Request | None:
+        """A beam of the waiting request's group that has come back already."""
+        if request.beams is None:
+            return None
+        return next((r for r in request.beams.live if r.status == "running"), None)
+
+    def _shared_with(self, leader: Request, beam: Request) -> PrefixMatch:
+        """The full blocks that a beam has in common with one whose KV is computed; the prefix cache may be off, or have lost them."""
+        same, most = 0, beam.num_tokens - 1 - self._held(beam)  # at least one token is left to compute
+        while same < most and leader.token_ids[same] == beam.token_ids[same]:
+            same += 1
+        self.extend_hashes(beam)
+        return PrefixMatch(leader.block_ids[: same // self.pool.block_size], "" if same == most else "no such prefix")
+
+    def _blocks_to_admit(self, request: Request, leader: Request | None) -> int:
+        if request.beams is None or leader is not None:
+            return self._num_blocks(request.num_tokens)
+        return self.most_blocks(request.num_prompt_tokens, request.num_tokens + 1, request.beams.width)
+
+    def most_blocks(self, num_prompt_tokens: int, num_tokens: int, width: int = 1) -> int:
+        """Blocks that a request of ``num_tokens`` holds at most: its beams share the prompt's full blocks, all else each has alone."""
+        shared = num_prompt_tokens // self.pool.block_size if width > 1 else 0
+        return shared + width * (self._num_blocks(num_tokens) - shared)
+
+    def most_tokens(self, num_prompt_tokens: int, width: int = 1) -> int:
+        """Tokens, prompt included, that each of ``width`` beams can have when the request is alone in the pool."""
+        shared = num_prompt_tokens // self.pool.block_size if width > 1 else 0
+        return (shared + (self.pool.num_blocks - shared) // width) * self.pool.block_size
+
     # -- blocks ---------------------------------------------------------------------------------------------------------
 
     def _num_blocks(self, num_tokens: int) -> int:
@@ -140,9 +209,16 @@ class Scheduler:
             return index
         return None
 
-    def _has_room(self, request: Request, count: int) -> bool:
-        needed = self._num_blocks(request.num_computed_tokens + count) - len(request.block_ids)
-        needed += self._shared_block_to_write(request) is not None
+    def _has_room(self, unit: list[Request], counts: list[int]) -> bool:
+        needed = 0
+        writers: Counter[int] = Counter()  # of shared blocks
+        for request, count in zip(unit, counts, strict=True):
+            needed += self._num_blocks(request.num_computed_tokens + count) - len(request.block_ids)
+            index = self._shared_block_to_write(request) if count else None
+            if index is not None:
+                writers[request.block_ids[index]] += 1
+        # Each gets a copy; the last holder of a block writes into it as it is.
+        needed += sum(n - (n == self.pool.ref_counts[block]) for block, n in writers.items())
         return needed <= self.pool.num_free
 
     def _grow(self, request: Request, count: int, schedule: Schedule) -> None:
@@ -159,20 +235,21 @@ class Scheduler:
             request.block_ids += self.pool.allocate(request.request_id, have, needed, after)
 
     def _preempt(self, victim: Request, wanting: Request) -> None:
-        """The latest to come gives its blocks back and is computed again later, its output kept."""
-        if self.recorder.on:
-            self.recorder.emit(
-                RequestPreempted,
-                request_id=victim.request_id,
-                num_computed_tokens=victim.num_computed_tokens,
-                for_request_id=wanting.request_id,
-            )
-        self.running.remove(victim)
-        self.pool.free(victim.request_id, victim.block_ids)
-        victim.block_ids = []
-        victim.num_computed_tokens = 0
-        victim.status = "preempted"
-        self.waiting.appendleft(victim)
+        """The latest to come (all beams of it) gives its blocks back and is computed again later, its output kept."""
+        for request in reversed(self._unit(victim)):
+            if self.recorder.on:
+                self.recorder.emit(
+                    RequestPreempted,
+                    request_id=request.request_id,
+                    num_computed_tokens=request.num_computed_tokens,
+                    for_request_id=wanting.request_id,
+                )
+            self.running.remove(request)
+            self.pool.free(request.request_id, request.block_ids)
+            request.block_ids = []
+            request.num_computed_tokens = 0
+            request.status = "preempted"
+            self.waiting.appendleft(request)
 
     # -- the prefix cache -------------------------------------------------------------------------------------------------
 
@@ -187,7 +264,8 @@ class Scheduler:
         if not self.enable_prefix_caching:
             return PrefixMatch(miss_reason="disabled")
         self.extend_hashes(request)
-        return self.pool.index.match(request.token_ids, request.block_hashes, request.cache_root)
+        tokens = request.token_ids[: request.num_tokens - self._held(request)]
+        return self.pool.index.match(tokens, request.block_hashes, request.cache_root)
 
     def _admit(self, request: Request, match: PrefixMatch, hit: int) -> None:
         recompute = request.status == "preempted"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from engine.events.request_view import UNSEEN, ReqView
 from engine.events.types import (
     AnyEvent,
+    BeamsFinished,
+    BeamsSelected,
     BlockAllocated,
     BlockCached,
     BlockCopied,
@@ -19,6 +21,7 @@ from engine.events.types import (
     PoolResized,
     PrefixLookup,
     RequestAdded,
+    RequestBranched,
     RequestFinished,
     RequestForked,
     RequestPreempted,
@@ -191,6 +194,45 @@ def _token_sampled(state: "State", e: TokenSampled) -> None:
         view.num_output_tokens = index + 1
 
 
+def _set_output(state: "State", view: ReqView, token_ids: list[int], texts: list[str]) -> None:
+    state._hold(len(token_ids) - len(view.output_token_ids))
+    if view.status == "finished":
+        state._finished[view.request_id] = view.num_prompt_tokens + len(token_ids)
+    view.output_token_ids, view.output_texts = token_ids.copy(), texts.copy()
+
+
+def _request_branched(state: "State", e: RequestBranched) -> None:
+    view = state._view(e.request_id)
+    view.branched_from, view.branched_at = e.source_id, e.position
+    _set_output(state, view, e.output_token_ids, e.output_texts)
+    view.num_output_tokens = len(e.output_token_ids)
+
+
+def _beam_id(request_id: str, beam: int) -> str:
+    return f"{request_id}#{beam}" if beam else request_id
+
+
+def _beams_selected(state: "State", e: BeamsSelected) -> None:
+    kept = [(c, state._view(_beam_id(e.request_id, c.source))) for c in e.candidates if c.beam >= 0]
+    before = [(c, view.output_token_ids, view.output_texts) for c, view in kept]
+    for c, token_ids, texts in before:
+        view = state._view(_beam_id(e.request_id, c.beam))
+        index = e.position - view.num_prompt_tokens
+        if not len(token_ids) <= index < MAX_TOKENS:
+            raise ValueError(f"a beam of {e.request_id!r} has {len(token_ids)} tokens before token {index}")
+        unseen = [UNSEEN] * (index - len(token_ids))  # of steps that were not recorded
+        _set_output(state, view, [*token_ids, *unseen, c.token_id], [*texts, c.text])
+        view.num_output_tokens = index + 1
+
+
+def _beams_finished(state: "State", e: BeamsFinished) -> None:
+    for beam, sequence in enumerate(e.sequences):
+        if _beam_id(e.request_id, beam) in state.requests:
+            view = state._view(_beam_id(e.request_id, beam))
+            _set_output(state, view, sequence.token_ids, sequence.texts)
+            view.num_output_tokens = len(sequence.token_ids)
+
+
 def _table(state: "State", request_id: str, first_index: int, block_ids: list[int]) -> None:
     """Logical blocks from ``first_index`` on are ``block_ids``."""
     table = state._view(request_id).block_ids
@@ -285,6 +327,9 @@ HANDLERS: dict[Any, Callable[["State", Any], None]] = {
     BlockEvicted: _block_evicted,
     PrefixLookup: _prefix_lookup,
     TokenSampled: _token_sampled,
+    RequestBranched: _request_branched,
+    BeamsSelected: _beams_selected,
+    BeamsFinished: _beams_finished,
     KnobChanged: _knob_changed,
     PoolResized: _pool_resized,
 }

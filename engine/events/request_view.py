@@ -38,6 +38,8 @@ class ReqView(msgspec.Struct, kw_only=True, gc=False):
     finished_step: int | None = None
     finish_reason: str | None = None
     message: str = ""
+    branched_from: str | None = None
+    branched_at: int = -1
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -85,6 +87,8 @@ class ReqView(msgspec.Struct, kw_only=True, gc=False):
             arrived_ns=self.arrived_ns,
             finish_reason=self.finish_reason,
             message=self.message,
+            branched_from=self.branched_from,
+            branched_at=self.branched_at,
         )
 
     @classmethod
@@ -111,4 +115,6 @@ class ReqView(msgspec.Struct, kw_only=True, gc=False):
             finished_step=old.finished_step if old else None,
             finish_reason=r.finish_reason,
             message=r.message,
+            branched_from=r.branched_from,
+            branched_at=r.branched_at,
         )

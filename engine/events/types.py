@@ -49,6 +49,8 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     arrived_ns: int = 0
     finish_reason: str | None = None
     message: str = ""
+    branched_from: str | None = None  # see RequestBranched
+    branched_at: int = -1
 
 
 class Snapshot(Event, frozen=True, kw_only=True):

@@ -60,6 +60,13 @@ class TokenCounts:
             self._counts[slot] += 1
         self._seen = len(output_token_ids)
 
+    def copy(self) -> "TokenCounts":
+        """One that grows on its own: a beam splits."""
+        other = TokenCounts(())
+        other._slot, other._seen = dict(self._slot), self._seen
+        other._ids, other._counts = self._ids.copy(), self._counts.copy()
+        return other
+
     @property
     def ids(self) -> np.ndarray:
         return self._ids[: len(self._slot)]
@@ -187,9 +194,7 @@ def process(
         yield name, x
 
 
-def removed_by(
-    logits: Tensor, params: SamplingParams, counts: TokenCounts | None = None, order: Sequence[str] = ORDER
-) -> Tensor:
+def removed_by(logits: Tensor, params: SamplingParams, counts: TokenCounts | None = None, order: Sequence[str] = ORDER) -> Tensor:
     """Which processor of ``order`` took each token away: int8 [S, V], its place in ``order``; -1: none did. As ``process``."""
     gone = torch.full(logits.shape, -1, dtype=torch.int8, device=logits.device)
     for i, (_, x) in enumerate(process(logits, params, counts, order)):

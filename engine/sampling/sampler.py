@@ -12,6 +12,7 @@ nucleus of hundreds of tokens) are copied and walked whole on the host: a few ro
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -68,6 +69,23 @@ class Sampler:
                 out.update(zip(chosen, run(part, [rows[i] for i in chosen], observe_top), strict=True))
         return [out[i] for i in range(len(rows))]
 
+    @torch.inference_mode()
+    def describe(
+        self, logprobs: Tensor, rows: Sequence[SampleRow], chosen: Sequence[tuple[int, float]], observe_top: int | None
+    ) -> list[Sampled]:
+        """What ``sample`` tells of tokens that were chosen otherwise (by a beam search), with nothing drawn and nothing filtered.
+
+        ``logprobs``: float32 [S, V], finite somewhere in each row; ``chosen``: token and its processed log-probability, a row.
+        """
+        raw, table = logprobs, np.tile(np.array([[1.0], [self.vocab_size], [1.0], [0.0], [0.0]]), len(rows))
+        listed = min(max(rows[0].params.logprobs or 0, observe_top or 0), self.vocab_size)
+        tokens = torch.tensor([token for token, _ in chosen], device=raw.device)
+        host = self._measure(raw, self._penalised(raw, list(rows)), table, listed, tokens)
+        out = told(host, list(rows), table, observe_top if observe_top is not None else 0)
+        for one, (_, logprob) in zip(out, chosen, strict=True):
+            one.u, one.prob, one.nucleus_size, one.nucleus_mass = None, math.exp(logprob), 0, 0.0
+        return out
+
     def _greedy(self, logits: Tensor, rows: list[SampleRow], _: int | None) -> list[Sampled]:
         """Rows of temperature 0 that nobody observes: the first of the largest logits, and no exponentials."""
         values, ids = _argmax(self._penalised(logits, rows))
@@ -92,10 +110,12 @@ class Sampler:
                 host[name][infinite] = values
         return told(host, rows, table, observe_top)
 
-    def _measure(self, raw: Tensor, logits: Tensor, table: np.ndarray, listed: int) -> dict[str, np.ndarray]:
+    def _measure(
+        self, raw: Tensor, logits: Tensor, table: np.ndarray, listed: int, tokens: Tensor | None = None
+    ) -> dict[str, np.ndarray]:
         """Everything ``told`` needs of float32 rows, on the host; ``logits``: ``raw`` after the penalties.
 
-        ``listed``: how many of the likeliest tokens to list; -1: do not observe at all.
+        ``listed``: how many of the likeliest tokens to list; -1: do not observe at all. ``tokens`` [S]: chosen already.
         """
         h = selection.head(logits, max(self._head, 2 * listed))
         draws = Draws.of(table, logits.device)
@@ -104,12 +124,14 @@ class Sampler:
         total = torch.zeros(len(raw), dtype=torch.float64, device=raw.device)
         seen: dict[str, Tensor] = {}
         if listed >= 0:
-            total, seen = _totals(raw, logits, h, temperature)
+            raw_head = h if raw is logits else selection.head(raw, max(_RAW_HEAD, 2 * listed))
+            total, seen = _totals(raw, logits, raw_head.values_SK[:, :1], top, temperature)
         elif ((table[1] >= self.vocab_size) & (table[3] == 0)).any():  # rows that neither top_k nor min_p cuts
             total = selection.mass(logits, top, temperature)
         pick = selection.walk_head(h, draws, total.unsqueeze(-1), self.vocab_size)
+        if tokens is not None:
+            pick = replace(pick, token_id=tokens, resolved=torch.ones_like(tokens, dtype=torch.bool))
         if listed >= 0:
-            raw_head = h if raw is logits else selection.head(raw, max(_RAW_HEAD, 2 * listed))
             seen |= selection.stages(h, draws, total.unsqueeze(-1), self.vocab_size)
             seen |= selection.look(raw, logits, raw_head, torch.as_tensor(pick.token_id), listed)
         host = _to_host({"top": top, "total": total, **vars(pick), **seen})
@@ -181,17 +203,14 @@ def _argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _totals(
-    raw: Tensor, logits: Tensor, h: selection.Head, temperature: Tensor | None
+    raw: Tensor, logits: Tensor, raw_top: Tensor, top: Tensor, temperature: Tensor | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Masses of rows that are observed: after the penalties at the temperature; then the raw row's and its entropy, and the row's
-    after the penalties at 1. In units of the likeliest token's. ``h``: head of ``logits``."""
-    top = h.values_SK[:, :1]
+    after the penalties at 1. In units of the likeliest token's. The tops: largest of each row [S, 1]."""
+    total, plain, entropy = selection.masses(logits, top, temperature, entropy=raw is logits)
     if raw is logits:
-        total, at_one, entropy = selection.masses(raw, top, temperature)
-        return total, {"raw_total": at_one, "entropy": entropy, "plain_total": at_one}
-    plain = selection.mass(logits, top)
-    total = plain if temperature is None else selection.mass(logits, top, temperature)
-    _, at_one, entropy = selection.masses(raw, raw.amax(-1, keepdim=True))
+        return total, {"raw_total": plain, "entropy": entropy, "plain_total": plain}
+    _, at_one, entropy = selection.masses(raw, raw_top)
     return total, {"raw_total": at_one, "entropy": entropy, "plain_total": plain}
 
 
@@ -206,8 +225,7 @@ _NOTHING = TokenCounts(())
 
 def _counts(row: SampleRow) -> TokenCounts:
     """What the penalties of this row look at, up to date; ``_NOTHING`` where it has none."""
-    p = row.params
-    if p.repetition_penalty == 1 and p.presence_penalty == 0 and p.frequency_penalty == 0:
+    if not row.params.penalised:
         return _NOTHING
     if row.counts is None:
         return TokenCounts(row.prompt_token_ids, row.output_token_ids)

@@ -9,6 +9,7 @@ Shapes: S rows, V vocabulary, K tokens of the head.
 """
 
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -83,28 +84,39 @@ def mass(logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None) -
     return sums.total()
 
 
-def masses(logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row [S], float64: ``mass`` at the temperature, at 1, and the entropy at 1 in nats. Reads the row once."""
+def masses(
+    logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None, entropy: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row [S], float64: ``mass`` at the temperature, at 1, and the entropy at 1 in nats (NaN unless wanted)."""
     inverse = None if temperature_S1 is None else (1 / temperature_S1).float()
     tempered, plain, weighted = _Sums(logits), _Sums(logits), _Sums(logits)
     for rows, x, w in _blocks(logits):
         torch.sub(logits[rows], top_S1[rows], out=x)
-        x.clamp_(min=_LOWEST)  # in place of -inf: 0 * -inf would be NaN
+        if entropy:
+            x.clamp_(min=_LOWEST)  # in place of -inf: 0 * -inf would be NaN
         torch.exp(x, out=w)
         plain.add(rows, w)
-        weighted.add(rows, w.mul_(x))
+        if entropy:
+            weighted.add(rows, w.mul_(x))
         if inverse is not None:
             tempered.add(rows, x.mul_(inverse[rows]).exp_())
     at_one = plain.total()
-    return at_one if inverse is None else tempered.total(), at_one, at_one.log() - weighted.total() / at_one
+    nats = at_one.log() - weighted.total() / at_one if entropy else torch.full_like(at_one, math.nan)
+    return at_one if inverse is None else tempered.total(), at_one, nats
+
+
+_scratch = threading.local()
 
 
 def _blocks(logits: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Slices of rows to work on one after the other, each with twice the memory of its rows (the same each time)."""
     step = min(_ROWS, len(logits)) if logits.device.type == "cpu" else len(logits)
-    scratch = torch.empty(2, step, logits.shape[-1], device=logits.device)
+    scratch = getattr(_scratch, "tensor", None)  # kept: the first touch of fresh memory costs as much as the arithmetic
+    if scratch is None or scratch.device != logits.device or scratch.shape[2] != logits.shape[-1] or scratch.shape[1] < step:
+        with torch.inference_mode(False):  # so that it can be written to in either mode
+            scratch = _scratch.tensor = torch.empty(2, step, logits.shape[-1], device=logits.device)
     for i in range(0, len(logits), step):
-        yield slice(i, i + step), *scratch[:, : len(logits) - i]
+        yield slice(i, i + step), *scratch[:, : min(step, len(logits) - i)]
 
 
 class _Sums:

@@ -133,5 +133,5 @@ def test_transformers_order_is_transformers(seed, temperature, top_k, top_p, min
 
 
 def test_an_unknown_processor():
-    with pytest.raises(ValueError, match="order must consist of penalties.*got 'typical_p'"):
+    with pytest.raises(ValueError, match=r"order must consist of penalties.*got 'typical_p'"):
         list(process(torch.zeros(1, 3), SamplingParams(), order=("typical_p",)))

@@ -1,0 +1,108 @@
+"""The knobs of an engine: what changes at the next step, what waits until the running requests have drained."""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from engine.config import DRAINING_KNOBS, LIVE_KNOBS
+from engine.events.types import KnobChanged, PoolResized
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+_log = logging.getLogger(__name__)
+_FIXED_SAMPLING = (
+    "n",
+    "stop",
+    "logprobs",
+    "beam_width",
+    "length_penalty",
+    "early_stopping",
+)  # cannot change while a request runs
+
+
+class Knobs:
+    """Moves the knobs of one engine, and says so. See ``Engine.reconfigure`` and ``Engine.update_sampling``."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self.engine = engine
+        self.draining: dict[str, tuple[int, str]] = {}  # knob -> (value, who), waiting for the running requests
+
+    def reconfigure(self, by: str, knobs: dict[str, Any]) -> None:
+        engine = self.engine
+        allowed = LIVE_KNOBS + DRAINING_KNOBS
+        for name in knobs:
+            engine.config.changed(**{name: knobs[name]})  # an unknown name or a bad value says so itself
+            if name not in allowed:
+                raise ValueError(f"{name} cannot be changed while the engine runs; knobs: {', '.join(allowed)}")
+        if any(knobs.get(name, 0) is None for name in DRAINING_KNOBS):
+            raise ValueError("num_kv_blocks must be a number here, got None")
+        coming = {name: value for name, (value, _) in self.draining.items()}  # is rebuilt together with what is asked now
+        coming |= {name: value for name, value in knobs.items() if name in DRAINING_KNOBS}
+        engine.parts.check_pool_fits(engine.config.changed(**coming), held=engine.kv.nbytes)
+        for name, value in knobs.items():
+            if name in DRAINING_KNOBS:
+                if value == getattr(engine.config, name):
+                    given_up = self.draining.pop(name, None)
+                    if given_up is not None:  # it was on its way to another value: everybody sees that it stays
+                        self._record(name, given_up[0], value, by)
+                    continue
+                self.draining[name] = (value, by)
+                self._record(name, getattr(engine.config, name), value, by, draining=True)
+            elif value != getattr(engine.config, name):
+                self._record(name, getattr(engine.config, name), value, by)
+                engine.config = engine.config.changed(**{name: value})
+                setattr(engine.scheduler, name, value)
+                if name == "enable_prefix_caching" and not value:
+                    engine.pool.forget_all()
+        engine.scheduler.draining = bool(self.draining)
+        self.apply_draining()
+        engine.keep_outputs()  # of requests that no longer fit
+
+    def _record(self, name: str, old: Any, new: Any, by: str, request_id: str | None = None, draining: bool = False) -> None:
+        recorder = self.engine.recorder
+        if recorder.on:
+            recorder.emit(KnobChanged, name=name, old=old, new=new, by=by, request_id=request_id, draining=draining)
+
+    def apply_draining(self) -> None:
+        engine = self.engine
+        if not self.draining or engine.scheduler.running:
+            return
+        old = engine.config
+        engine.config = old.changed(**{name: value for name, (value, _) in self.draining.items()})
+        try:
+            engine.build_cache()
+        except (RuntimeError, MemoryError):  # the memory was free when it was asked for: the knobs fall back, for all to see
+            _log.exception("the KV pool stays as it is")
+            engine.config = old
+            engine.build_cache()
+        if engine.recorder.on:
+            engine.recorder.emit(
+                PoolResized, num_blocks=engine.pool.num_blocks, block_size=engine.pool.block_size,
+                kv_bytes_per_block=engine.kv.bytes_per_block, kv_pool_bytes=engine.kv.nbytes,
+            )  # fmt: skip
+        for name, (value, by) in self.draining.items():
+            self._record(name, getattr(old, name) if engine.config is not old else value, getattr(engine.config, name), by)
+        self.draining = {}
+        for request in list(engine.scheduler.waiting):
+            limit = engine.most_tokens(request)
+            if request.num_tokens >= limit:
+                done = request.num_tokens > request.num_prompt_tokens
+                message = f"the KV pool now holds {limit} tokens, this request has {request.num_tokens}"
+                engine.committer.finish(request, "length" if done else "error", message)
+
+    def update_sampling(self, request_id: str, by: str, changes: dict[str, Any]) -> None:
+        group = self.engine.unfinished(request_id)
+        for name in changes:
+            if name in _FIXED_SAMPLING:
+                raise ValueError(f"{name} cannot be changed while a request runs")
+        if changes.get("seed", 0) is None:
+            raise ValueError("seed must be a number here, got None")
+        new = [request.params.changed(**changes) for request in group]
+        for request, params in zip(group, new, strict=True):
+            for name in changes:
+                old, value = getattr(request.params, name), getattr(params, name)
+                if name == "seed":
+                    old, request.seed = request.seed, value
+                if old != value:
+                    self._record(name, old, value, by, request.request_id)
+            request.params = params

@@ -1,0 +1,409 @@
+"""Beam search in the engine: transformers' sequences and scores, blocks that are shared and split, groups that stay together."""
+
+import functools
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import SamplingParams
+from engine.events.types import BeamsFinished, BeamsSelected, BlockCopied, BlockShared, RequestPreempted, StepDone, TokenSampled
+from engine.request import RequestOutput
+from tests.engine.engines import Checked, tiny_engine, tiny_parts
+
+INF = float("inf")
+END = (57, 146, 23)  # tokens that the tiny model often comes to
+
+
+def prompt(seed: int, length: int = 9) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, 256) for _ in range(length)]
+
+
+def beams(width: int, **kw: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, "beam_width": width, "n": width, "max_tokens": 10, **kw})
+
+
+@functools.cache
+def reference(token_ids: tuple[int, ...], params: SamplingParams) -> list[tuple[list[int], float]]:
+    """(output tokens, score) of transformers' beam search, best first."""
+    _, made = tiny_parts()
+    eos = [*params.stop_token_ids, *([] if params.ignore_eos else [2])]
+    with torch.no_grad():
+        out = made.model.generate(
+            torch.tensor([token_ids]), attention_mask=torch.ones(1, len(token_ids), dtype=torch.long), do_sample=False,
+            num_beams=params.beam_width, num_return_sequences=params.n, max_new_tokens=params.max_tokens,
+            length_penalty=params.length_penalty, early_stopping=params.early_stopping, repetition_penalty=params.repetition_penalty,
+            eos_token_id=eos or None, pad_token_id=0, output_scores=True, return_dict_in_generate=True,
+        )  # fmt: skip
+    found = []
+    for row, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
+        tokens = row[len(token_ids) :]
+        end = next((i + 1 for i, t in enumerate(tokens) if t in eos), len(tokens))
+        found.append((tokens[:end], score))
+    return found
+
+
+def assert_same_beams(output: RequestOutput, want: list[tuple[list[int], float]]) -> None:
+    """Scores to 1e-4 (or three units in the last place of theirs, float32); the same sequences, in the same order wherever two
+    scores are further apart than that."""
+    for o, (_, score) in zip(output.outputs, want, strict=True):
+        assert o.score == pytest.approx(score, rel=3e-7, abs=1e-4)
+        assert o.token_ids in [tokens for tokens, other in want if other == pytest.approx(o.score, rel=3e-7, abs=1e-4)], (o, want)
+    assert len({tuple(o.token_ids) for o in output.outputs}) == len(want)
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize(("width", "n", "length_penalty"), [(2, 1, 1.0), (4, 4, 1.0), (3, 2, 0.0), (5, 5, 2.0), (4, 3, -1.5), (8, 4, 0.6)])
+def test_the_beams_and_scores_of_transformers(width, n, length_penalty, early_stopping):
+    params = beams(width, n=n, length_penalty=length_penalty, early_stopping=early_stopping, stop_token_ids=END, max_tokens=14)
+    prompts = [prompt(seed, 3 + 4 * seed) for seed in range(4)]
+    engine = tiny_engine(max_num_seqs=16)
+    checked = Checked(engine)
+    ids = [engine.add_request(p, params) for p in prompts]
+    done = checked.run()
+    for request_id, p in zip(ids, prompts, strict=True):
+        assert_same_beams(done[request_id], reference(tuple(p), params))
+    assert engine.pool.num_used == 0
+
+
+def test_some_of_those_end_early_and_some_at_the_limit():
+    """What the comparison above stands on: the searches differ in how they end."""
+    reasons = set()
+    for seed in range(4):
+        output = tiny_engine().generate([prompt(seed, 3 + 4 * seed)], beams(4, stop_token_ids=END, max_tokens=14))[0]
+        reasons |= {(o.finish_reason, len(o.token_ids) == 14) for o in output.outputs}
+    assert ("stop", False) in reasons and ("length", True) in reasons
+
+
+@pytest.mark.parametrize("repetition", [0.8, 1.3])
+def test_penalties_see_log_probabilities(repetition):
+    params = beams(4, repetition_penalty=repetition, stop_token_ids=END, max_tokens=12)
+    for seed in range(3):
+        assert_same_beams(tiny_engine().generate([prompt(seed)], params)[0], reference(tuple(prompt(seed)), params))
+
+
+def test_presence_and_frequency_by_hand():
+    """One beam is a greedy walk over penalised log-probabilities."""
+    ids, params = prompt(3), beams(1, presence_penalty=0.9, frequency_penalty=0.5, ignore_eos=True, max_tokens=12)
+    output = tiny_engine().generate([ids], params)[0]
+    _, made = tiny_parts()
+    tokens, total = list(ids), 0.0
+    for _ in range(12):
+        x = torch.log_softmax(made.logits(tokens)[-1].double(), -1)
+        out = tokens[len(ids) :]
+        for t in set(out):
+            x[t] -= 0.5 * out.count(t) + 0.9
+        tokens.append(int(x.argmax()))
+        total += float(x.max())
+    assert output.token_ids == tokens[len(ids) :]
+    assert output.outputs[0].cumulative_logprob == pytest.approx(total, abs=1e-4)
+
+
+def test_width_one_is_greedy():
+    for seed in range(4):
+        greedy = tiny_engine().generate([prompt(seed)], SamplingParams(temperature=0, max_tokens=15, stop_token_ids=END))[0]
+        one = tiny_engine().generate([prompt(seed)], beams(1, max_tokens=15, stop_token_ids=END))[0]
+        assert (one.token_ids, one.text, one.finish_reason, one.message) == (
+            greedy.token_ids, greedy.text, greedy.finish_reason, greedy.message,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("chunk", "block_size", "num_blocks", "seqs"), [(512, 4, 64, 8), (5, 4, 64, 6), (3, 1, 120, 8), (512, 3, 26, 4), (4, 4, 24, 4)])
+def test_any_mix_and_any_pool_give_the_same_beams(caching, chunk, block_size, num_blocks, seqs):
+    """In small chunks, beside other requests, preempted and computed again, with and without the prefix cache."""
+    params = beams(3, stop_token_ids=END, max_tokens=12)
+    engine = tiny_engine(
+        max_num_batched_tokens=chunk, block_size=block_size, num_kv_blocks=num_blocks, max_num_seqs=seqs,
+        enable_prefix_caching=caching,
+    )  # fmt: skip
+    checked = Checked(engine)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    alone = [tiny_engine().generate([prompt(9 + i, 7)], greedy)[0].token_ids for i in range(3)]
+    asked, others = [], []
+    for i in range(3):
+        others.append(engine.add_request(prompt(9 + i, 7), greedy))
+        asked.append(engine.add_request(prompt(i, 6 + 5 * i), params))
+    done = checked.run()
+    for i, request_id in enumerate(asked):
+        assert_same_beams(done[request_id], reference(tuple(prompt(i, 6 + 5 * i)), params))
+    assert [done[r].token_ids for r in others] == alone
+    assert engine.pool.num_used == 0
+    if num_blocks < 30:
+        assert any(isinstance(e, RequestPreempted) and "#" in e.request_id for e in checked.events), "meant to preempt beams"
+
+
+def test_beams_run_and_are_preempted_together():
+    engine = tiny_engine(num_kv_blocks=26, block_size=3, max_num_seqs=4, enable_prefix_caching=False)
+    checked = Checked(engine)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    for i in range(3):
+        engine.add_request(prompt(9 + i, 7), greedy)
+        engine.add_request(prompt(i, 6 + 5 * i), beams(3, ignore_eos=True, max_tokens=12))
+    checked.run()
+    live: dict[str, set[str]] = {}
+    preempted: dict[int, list[str]] = {}
+    for e in checked.events:
+        if isinstance(e, BeamsSelected):
+            live[e.request_id] = {f"{e.request_id}#{c.beam}" if c.beam else e.request_id for c in e.candidates if c.beam >= 0}
+        elif isinstance(e, BeamsFinished):
+            live.pop(e.request_id)
+        elif isinstance(e, RequestPreempted):
+            preempted.setdefault(e.step, []).append(e.request_id)
+        elif isinstance(e, StepDone):
+            sampled = {r.request_id for r in e.runs if r.sampled}
+            for group, before in live.items():
+                if sampled & before:
+                    assert before - {group} <= sampled | before, group
+    assert any(len([r for r in ids if r.split("#")[0] == ids[0].split("#")[0]]) == 3 for ids in preempted.values())
+
+
+def test_beams_share_the_prompt_and_split_on_write():
+    engine = tiny_engine()
+    checked = Checked(engine)
+    engine.add_request(prompt(1, 10), beams(4, ignore_eos=True, max_tokens=9))
+    checked.step()
+    assert [engine.pool.ref_counts[b] for b in range(3)] == [4, 4, 4]
+    checked.step()
+    assert [(c.src, c.index) for c in checked.events if isinstance(c, BlockCopied)] == [(2, 2)] * 3
+    assert [engine.pool.ref_counts[b] for b in range(2)] == [4, 4]
+    checked.run()
+    later = [e for e in checked.events if isinstance(e, BlockShared) and e.first_index >= 2]
+    assert later, "a beam that took another one's place shares its blocks"
+
+
+def test_the_tree_in_the_events_is_the_one_that_was_searched():
+    """From BeamsSelected alone: every beam's tokens, the sums, and the results."""
+    engine = tiny_engine()
+    checked = Checked(engine)
+    params = beams(4, stop_token_ids=END, max_tokens=12)
+    request_id = engine.add_request(prompt(2), params)
+    output = checked.run()[request_id]
+    tokens: dict[int, tuple[int, ...]] = {0: ()}
+    sums = {0: 0.0}
+    ended: dict[tuple[int, ...], float] = {}
+    for e in checked.events:
+        if not isinstance(e, BeamsSelected):
+            continue
+        assert len(e.candidates) == 4 * (2 + len(END)) and [c.sum_logprob for c in e.candidates] == sorted(
+            (c.sum_logprob for c in e.candidates), reverse=True
+        )
+        after, new_sums = {}, {}
+        for c in e.candidates:
+            assert c.sum_logprob == pytest.approx(sums[c.source] + c.logprob, abs=1e-9)
+            assert (c.beam >= 0) == (c.fate == "kept") and (c.score == c.score) == (c.fate == "ended")
+            if c.fate == "kept":
+                after[c.beam], new_sums[c.beam] = (*tokens[c.source], c.token_id), c.sum_logprob
+            if c.fate == "ended":
+                ended[(*tokens[c.source], c.token_id)] = c.score
+        tokens, sums = after, new_sums
+    best = sorted(ended.items(), key=lambda item: -item[1])[:4]
+    assert [list(t) for t, _ in best] == [o.token_ids for o in output.outputs]
+    assert [s for _, s in best] == [o.score for o in output.outputs]
+    (end,) = [e for e in checked.events if isinstance(e, BeamsFinished)]
+    assert [s.token_ids for s in end.sequences] == [o.token_ids for o in output.outputs]
+    assert checked.state.requests[request_id].output_token_ids == output.token_ids
+    assert checked.state.requests[f"{request_id}#1"].output_token_ids == output.outputs[1].token_ids
+
+
+def test_tokens_are_told_for_every_beam():
+    engine = tiny_engine()
+    checked = Checked(engine)
+    engine.watch("tokens", top=3)
+    request_id = engine.add_request(prompt(2), beams(3, repetition_penalty=1.2, ignore_eos=True, max_tokens=6, logprobs=2))
+    output = checked.run()[request_id]
+    _, made = tiny_parts()
+    for o in output.outputs:
+        for i, told in enumerate(o.logprobs):
+            raw = torch.log_softmax(made.logits([*prompt(2), *o.token_ids[:i]])[-1].double(), -1)
+            assert told.token_id == o.token_ids[i] and told.logprob == pytest.approx(float(raw[told.token_id]), abs=1e-3)
+            assert [t for t, _ in told.top] == raw.topk(2).indices.tolist()
+    seen = [e for e in checked.events if isinstance(e, TokenSampled)]
+    assert {e.request_id for e in seen} == {request_id, f"{request_id}#1", f"{request_id}#2"}
+    for e in seen:
+        assert e.u is None and len(e.top) == 3 and all(c.removed_by == "" for c in e.top) and e.rank >= 1
+        at = [c for c in e.top if c.token_id == e.token_id]
+        assert not at or at[0].logprob == pytest.approx(e.logprob, abs=1e-6)
+
+
+def test_text_comes_when_all_beams_agree_and_is_never_taken_back():
+    for seed in range(5):
+        engine = tiny_engine()
+        params = beams(3, n=2, stop_token_ids=END, max_tokens=14)
+        request_id = engine.add_request(prompt(seed), params)
+        pieces: dict[int, str] = {0: "", 1: ""}
+        tokens: dict[int, list[int]] = {0: [], 1: []}
+        early = 0
+        while engine.has_unfinished():
+            for o in engine.step():
+                assert o.request_id == request_id
+                pieces[o.index] += o.new_text
+                tokens[o.index] += o.new_token_ids
+                early += o.finished is None
+                output = o.request or None
+        assert output is not None
+        assert pieces == {i: o.text for i, o in enumerate(output.outputs)}
+        assert tokens == {i: o.token_ids for i, o in enumerate(output.outputs)}
+    assert "".join(tiny_engine().stream(prompt(1), params.changed(n=1))) == tiny_engine().generate([prompt(1)], params)[0].text
+
+
+def test_stop_strings_end_beams():
+    params = beams(3, ignore_eos=True, max_tokens=12)
+    free = tiny_engine().generate([prompt(4)], params)[0]
+    stop = free.outputs[1].text[2:4]
+    output = tiny_engine().generate([prompt(4)], params.changed(stop=stop))[0]
+    ended = [o for o in output.outputs if o.finish_reason == "stop"]
+    assert ended and all(stop not in o.text and repr(stop) in o.message for o in ended)
+
+
+def test_an_aborted_search_gives_what_it_has():
+    engine = tiny_engine()
+    checked = Checked(engine)
+    request_id = engine.add_request(prompt(0), beams(3, ignore_eos=True, max_tokens=30))
+    for _ in range(5):
+        checked.step()
+    assert engine.abort(request_id)
+    checked.check()
+    outputs = [o for o in engine.take_outputs() if o.finished is not None]
+    assert [o.index for o in outputs] == [0, 1, 2] and outputs[-1].request is not None
+    assert all(o.finished.finish_reason == "abort" and len(o.finished.token_ids) == 5 for o in outputs)
+    scores = [o.finished.score for o in outputs]
+    assert scores == sorted(scores, reverse=True) and engine.pool.num_used == 0
+    waiting = engine.add_request(prompt(0), beams(3))
+    engine.abort(waiting)
+    assert not engine.has_unfinished() or engine.take_outputs()[-1].request.finish_reason == "abort"
+
+
+@pytest.mark.parametrize("value", [float("nan"), -INF])
+def test_nothing_to_choose_from_ends_one_search_only(monkeypatch, value):
+    engine = tiny_engine()
+    checked = Checked(engine)
+    bad, good = engine.add_request(prompt(0), beams(3, ignore_eos=True)), engine.add_request(prompt(1), beams(3, ignore_eos=True))
+    run = engine.runner.run
+
+    def broken(scheduled):
+        logits = run(scheduled).clone()
+        for row, s in enumerate([s for s in scheduled if s.sample]):
+            if s.request.group_id == bad and s.request.num_tokens == 12:
+                logits[row, 5 if value != value else slice(None)] = value
+        return logits
+
+    monkeypatch.setattr(engine.runner, "run", broken)
+    done = checked.run()
+    assert done[bad].finish_reason == "error" and ("NaN" if value != value else "-inf") in done[bad].message
+    assert [o.finish_reason for o in done[good].outputs] == ["length"] * 3
+    assert engine.pool.num_used == 0
+
+
+def test_a_failing_forward_pass_ends_the_search(monkeypatch):
+    engine = tiny_engine()
+    checked = Checked(engine)
+    request_id = engine.add_request(prompt(0), beams(3, ignore_eos=True))
+    for _ in range(3):
+        checked.step()
+    with monkeypatch.context() as m:
+        m.setattr(engine.runner, "run", lambda scheduled: (_ for _ in ()).throw(MemoryError("no room")))
+        with pytest.raises(MemoryError):
+            engine.step()
+    checked.check()
+    (output,) = [o.request for o in engine.step() if o.request is not None]
+    assert (output.request_id, output.finish_reason) == (request_id, "error") and engine.pool.num_used == 0
+
+
+def test_a_width_above_the_vocabulary_takes_as_many_as_there_are():
+    engine = tiny_engine(max_num_seqs=400, num_kv_blocks=1500)
+    output = engine.generate([prompt(0, 4)], beams(330, n=64, ignore_eos=True, max_tokens=1))[0]
+    _, made = tiny_parts()
+    want = torch.log_softmax(made.logits(prompt(0, 4))[-1].double(), -1).topk(64)
+    assert [o.cumulative_logprob for o in output.outputs] == pytest.approx(want.values.tolist(), abs=1e-4)
+    events = Checked(engine, poison=False)
+    engine.generate([prompt(0, 4)], beams(330, n=2, ignore_eos=True, max_tokens=3))
+    first, second, _ = [e for e in events.events if isinstance(e, BeamsSelected)]
+    assert [sum(c.beam >= 0 for c in e.candidates) for e in (first, second)] == [320, 330]
+
+
+@pytest.mark.parametrize(("config", "length", "width", "message"), [
+    ({"max_num_seqs": 4}, 8, 5, r"at most max_num_seqs \(4\), got 5"),
+    ({"max_num_batched_tokens": 3}, 8, 4, r"at most max_num_batched_tokens \(3\), got 4"),
+    ({"num_kv_blocks": 8, "block_size": 4}, 22, 4, "4 beams of a prompt of 22 tokens need 9 blocks, the KV pool has 8"),
+])  # fmt: skip
+def test_a_width_above_what_the_engine_can_hold(config, length, width, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_engine(**config).add_request(prompt(0, length), beams(width))
+
+
+def test_the_pool_bounds_the_length():
+    """22 tokens in 5 full blocks and half a one: 4 beams of 12 blocks can go on to 28 tokens."""
+    engine = tiny_engine(num_kv_blocks=13, block_size=4, max_num_seqs=4)
+    checked = Checked(engine)
+    request_id = engine.add_request(prompt(0, 22), beams(4, ignore_eos=True, max_tokens=50))
+    output = checked.run()[request_id]
+    assert {(o.finish_reason, o.message, len(o.token_ids)) for o in output.outputs} == {("length", "the KV pool is full", 6)}
+    assert_same_beams(output, reference(tuple(prompt(0, 22)), beams(4, ignore_eos=True, max_tokens=6)))
+
+
+def test_knobs_lowered_below_the_width_do_not_stop_a_search():
+    engine = tiny_engine()
+    checked = Checked(engine)
+    params = beams(4, ignore_eos=True, max_tokens=8)
+    request_id = engine.add_request(prompt(0), params)
+    checked.step()
+    engine.reconfigure(max_num_seqs=2, max_num_batched_tokens=3)
+    assert_same_beams(checked.run()[request_id], reference(tuple(prompt(0)), params))
+
+
+def test_a_pool_rebuilt_under_a_preempted_search():
+    engine = tiny_engine(num_kv_blocks=26, block_size=3, max_num_seqs=4)
+    checked = Checked(engine)
+    greedy = SamplingParams(temperature=0, max_tokens=25, ignore_eos=True)
+    others = [engine.add_request(prompt(9 + i, 7), greedy) for i in range(1)]
+    params = beams(3, ignore_eos=True, max_tokens=20)
+    asked = engine.add_request(prompt(0, 20), params)
+    while not any(isinstance(e, RequestPreempted) for e in checked.events):
+        checked.step()
+    engine.reconfigure(num_kv_blocks=60, block_size=4)
+    done = checked.run()
+    assert engine.pool.num_blocks == 60 and set(done) == {asked, *others}
+    assert_same_beams(done[asked], reference(tuple(prompt(0, 20)), params))
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_random_lives_with_beams(data):
+    """Beams beside others, aborted, preempted, knobs moving: what is left alone has transformers' beams, and no block is lost."""
+    draw = data.draw
+    engine = tiny_engine(
+        block_size=draw(st.sampled_from([1, 3, 4])), num_kv_blocks=draw(st.integers(45, 70)), max_num_seqs=draw(st.integers(3, 6)),
+        max_num_batched_tokens=draw(st.integers(3, 24)), enable_prefix_caching=draw(st.booleans()),
+        enable_chunked_prefill=draw(st.booleans()),
+    )  # fmt: skip
+    checked = Checked(engine)
+    params = beams(3, stop_token_ids=END, max_tokens=8)
+    asked, aborted, done = {}, set(), {}
+    for _ in range(draw(st.integers(3, 14))):
+        action = draw(st.sampled_from(["beams", "beams", "greedy", "step", "step", "step", "abort", "knob", "pool"]))
+        if action in ("beams", "greedy") and len(asked) < 7:
+            ids = prompt(draw(st.integers(0, 4)), draw(st.sampled_from([3, 8, 13])))
+            wanted = params if action == "beams" else SamplingParams(temperature=0, max_tokens=8)
+            asked[engine.add_request(ids, wanted)] = (ids, wanted)
+        elif action == "step":
+            done |= {o.request_id: o.request for o in checked.step() if o.request is not None}
+        elif action == "abort" and asked:
+            victim = draw(st.sampled_from(sorted(asked)))
+            if engine.abort(victim):
+                aborted.add(victim)
+            checked.check()
+        elif action == "knob":
+            engine.reconfigure(max_num_seqs=draw(st.integers(3, 6)), max_num_batched_tokens=draw(st.integers(3, 24)))
+        elif action == "pool":
+            engine.reconfigure(block_size=draw(st.sampled_from([2, 4])), num_kv_blocks=draw(st.integers(45, 70)))
+    done |= checked.run()
+    assert set(done) == set(asked)
+    for request_id, (ids, wanted) in asked.items():
+        if request_id not in aborted and wanted is params:
+            assert_same_beams(done[request_id], reference(tuple(ids), params))
+    assert engine.pool.num_used == 0
