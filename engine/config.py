@@ -83,6 +83,7 @@ class EngineConfig:
     quantization_group_size: int | None = None
     speculative: Any = None
     attention_backend: str = "auto"
+    enforce_eager: bool = False  # never compile: every operator is called one by one
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -106,7 +107,7 @@ class EngineConfig:
             raise ValueError(f"swap_space must be a number of GiB >= 0, got {self.swap_space!r}")
         if self.quantization_group_size is not None:
             _integer_in("quantization_group_size", self.quantization_group_size, 1, 1 << 16)
-        for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+        for name in ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be a bool, got {getattr(self, name)!r}")
         for name, built in _BUILT.items():

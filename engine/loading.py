@@ -2,7 +2,7 @@
 
 import platform
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from engine.config import EngineConfig
 from engine.hardware.cost import CostFacts
 from engine.hardware.device import DeviceFacts, resolve_device
 from engine.kvcache.layout import KVCache
+from engine.model import single_row
 from engine.model.checkpoint import load_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.llama import Model
-from engine.model.store import resolve_model
+from engine.model.store import cache_directory, resolve_model
 from engine.model.tokenizer import Tokenizer
 from engine.runner import Runner
 from engine.version import __version__
@@ -38,6 +39,7 @@ class Parts:
     device: DeviceFacts
     model_facts: dict[str, Any]
     versions: dict[str, str]
+    no_single_row: str = ""  # why decodes of one request are not compiled
 
     @cached_property
     def cost_facts(self) -> CostFacts:
@@ -45,7 +47,12 @@ class Parts:
 
     @property
     def device_facts(self) -> dict[str, Any]:
-        return {**self.device.as_dict(), "linear_backend": self.model.linear_backend}
+        single = self.model.single_row
+        return {
+            **self.device.as_dict(),
+            "linear_backend": self.model.linear_backend,
+            "single_row": single.state if single is not None else self.no_single_row,
+        }
 
     def resolve(self, config: EngineConfig) -> EngineConfig:
         """The same configuration with a fact wherever it said "auto" or None. ValueError where the facts forbid it."""
@@ -96,7 +103,11 @@ def load_parts(config: EngineConfig) -> Parts:
     path = resolve_model(config.model)
     checkpoint = load_checkpoint(path)
     device = resolve_device(config.device, config.dtype, config.attention_backend)
-    model = Model(checkpoint.config, checkpoint.tensors, device.torch_device, device.torch_dtype)
+    unfit = (
+        "enforce_eager" if config.enforce_eager else single_row.unfit(checkpoint.config, device.torch_device, device.torch_dtype)
+    )
+    compiled = None if unfit else partial(single_row.SingleRow, directory=cache_directory() / "compiled")
+    model = Model(checkpoint.config, checkpoint.tensors, device.torch_device, device.torch_dtype, compiled)
     facts = {
         **checkpoint.config.facts(),
         "name": config.model,
@@ -105,7 +116,7 @@ def load_parts(config: EngineConfig) -> Parts:
         "sha256": checkpoint.checksum,
     }
     versions = {"cutaway": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
-    return Parts(path, checkpoint.config, checkpoint.tokenizer, model, device, facts, versions)
+    return Parts(path, checkpoint.config, checkpoint.tokenizer, model, device, facts, versions, unfit)
 
 
 def make_kv_cache(parts: Parts, config: EngineConfig) -> KVCache:

@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.events.types import EngineStarted, StepDone
 from explorer.i18n import _
-from explorer.theme import BLUE, GREEN, GREY, ORANGE, VERMILLION, number, owner_colour
+from explorer.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, number, owner_colour
 
 STATES = {
     "new": (GREY, _("Not started")),
@@ -17,16 +17,16 @@ STATES = {
 COST_STEPS = 50  # the newest steps over which the cost of watching is taken
 
 
-def status_line(session: Any) -> str:
-    """State of the engine, model, number format, device, backends, and what watching costs."""
-    colour, label = STATES[session.status]
-    started = session.store.started
+def status_line(session: Any, replay: Any = None) -> str:
+    """State of the engine, model, number format, device, backends, and what watching costs. Of a ``Replay``: what it was made with."""
+    colour, label = STATES[session.status] if replay is None else (PURPLE, _("Replayed"))
+    started = session.store.started if replay is None else replay.store.started
     parts = [f'<span class="state" style="--c:{colour}" role="status">{html.escape(label)}</span>']
     if started is not None:
         model, rest, why = facts(started)
         parts.append(f'<span class="model" title="{html.escape(why)}">{html.escape(model)}</span>')
         parts.append(f'<span class="more ct-muted" title="{html.escape(why)}">{html.escape(rest)}</span>')
-        cost = watching_cost(session.store)
+        cost = watching_cost(session.store) if replay is None else None
         if cost is not None:
             hint = _("Share of the newest {n} steps' time that recording events for the viewers took (derived).").format(
                 n=COST_STEPS
@@ -44,7 +44,8 @@ def facts(started: EngineStarted) -> tuple[str, str, str]:
     why = device.get("why") or ""
     reasons = "; ".join(f"{k}: {v}" for k, v in why.items()) if isinstance(why, dict) else str(why)
     name, threads, linear = device.get("name"), device.get("threads"), device.get("linear_backend")
-    more = [str(name) if name else "", _("{n} threads").format(n=threads) if threads else "", str(linear or ""), reasons]
+    single = _("one request alone: {state}").format(state=device["single_row"]) if device.get("single_row") else ""
+    more = [str(name) if name else "", _("{n} threads").format(n=threads) if threads else "", str(linear or ""), single, reasons]
     return model, " · ".join(dict.fromkeys(str(r) for r in rest if r)), ". ".join(m for m in more if m)
 
 

@@ -4,9 +4,10 @@ Shapes: T tokens in the batch, H query heads, K KV heads, D head_dim, S sampled 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from engine.attention.base import Attention
 from engine.kvcache.layout import KVCache
 from engine.model.config import ModelConfig, rope_frequencies
 from engine.model.linear import Linear, LinearBackend, create_linear_backend
+from engine.model.single_row import Function, RowShape, SingleRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +86,27 @@ def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 class Layer:
     """One decoder layer."""
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], index: int, backend: LinearBackend) -> None:
+    def __init__(
+        self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], index: int, backend: LinearBackend, plain: bool = False
+    ) -> None:
+        """``plain``: keep the matrices as they are, too (``plain_weights``)."""
         self.index = index
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         prefix = f"model.layers.{index}."
 
+        self.plain_weights: dict[str, torch.Tensor] = {}  # by the first name; biases float32, empty where there is none
+
         def packed(*names: str) -> Linear:
-            weights = [tensors[f"{prefix}{name}.weight"] for name in names]
+            weight = _stacked([tensors[f"{prefix}{name}.weight"] for name in names])
             biases = [tensors[f"{prefix}{name}.bias"] for name in names if f"{prefix}{name}.bias" in tensors]
-            return backend.pack(_stacked(weights), _stacked(biases) if biases else None)
+            bias = _stacked(biases) if biases else None
+            if plain:
+                name = names[0].rpartition(".")[2]
+                self.plain_weights[name] = weight.to(backend.dtype).contiguous()
+                self.plain_weights[name + ".bias"] = torch.zeros(0) if bias is None else backend.tensor(bias).float()
+            return backend.pack(weight, bias)
 
         def norm(weight: torch.Tensor) -> Norm:
             return Norm(backend.tensor(weight), config.rms_norm_eps)
@@ -117,28 +129,56 @@ class Layer:
 
         ``rows``: the only rows that are wanted (after the last layer nobody needs the others); None: all.
         """
-        qkv = self.qkv(self.attention_norm(x)).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)  # q, k, v
+        qkv = self.project(x, cos, sin)
+        attended = self.attend(qkv, qkv if qkv.dtype == pool.dtype else qkv.to(pool.dtype), batch, pool)
+        if rows is not None:
+            x, attended = x.index_select(0, rows), attended.index_select(0, rows)
+        return self.feed_forward(x, attended)
+
+    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values [T, H + 2 K, D], rotated."""
+        qkv = self.qkv(self.attention_norm(x)).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
         qk = qkv.narrow(1, 0, self.heads + self.kv_heads)
         if self.qk_norm is not None:
             qk.copy_(self.qk_norm(qk))
         rotate_(qk, cos, sin)
-        stored = qkv if qkv.dtype == pool.dtype else qkv.to(pool.dtype)
+        return qkv
+
+    def attend(self, qkv: torch.Tensor, stored: torch.Tensor, batch: Batch, pool: torch.Tensor) -> torch.Tensor:
+        """What attention gives, [T, H * D]; ``stored`` is ``qkv`` in the pool's dtype, and its K and V go there."""
         pool.index_copy_(0, batch.slots, stored.narrow(1, self.heads, 2 * self.kv_heads))
-        attended = batch.attention.run(batch.plan, self.index, qkv, stored, pool)
-        if rows is not None:
-            x, attended = x.index_select(0, rows), attended.index_select(0, rows)
+        return batch.attention.run(batch.plan, self.index, qkv, stored, pool)
+
+    def feed_forward(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The rest of the layer, after attention."""
         x = self.o.added_to(x, attended)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return self.down.added_to(x, F.silu(gate, inplace=True).mul_(up))
+
+    def to_next(self, following: "Layer") -> list[torch.Tensor]:
+        """The weights between this layer's attention and the next one's, as ``single_row.between_attentions`` takes them."""
+        here, there = self.plain_weights, following.plain_weights
+        norms = [self.mlp_norm.weight.float(), following.attention_norm.weight.float()]
+        qk_norm = torch.zeros(0) if following.qk_norm is None else following.qk_norm.weight.float()
+        biases = [here["o_proj.bias"], here["gate_proj.bias"], here["down_proj.bias"], there["q_proj.bias"]]
+        return [here["o_proj"], here["gate_proj"], here["down_proj"], there["q_proj"], *norms, qk_norm, *biases]
 
 
 class Model:
     """A checkpoint's weights on a device. ``forward`` is the only thing it does."""
 
     def __init__(
-        self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], device: torch.device | str, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, torch.Tensor],
+        device: torch.device | str,
+        dtype: torch.dtype,
+        single_row: Callable[[RowShape], SingleRow] | None = None,
     ) -> None:
-        """``tensors``: by Hugging Face name; each is read once. ``dtype``: of the weights and the KV cache."""
+        """``tensors``: by Hugging Face name; each is read once. ``dtype``: of the weights and the KV cache.
+
+        ``single_row`` makes the compiled function for decodes of one request (see ``engine.model.single_row``); None: not used.
+        """
         self.config = config
         self.device = torch.device(device)
         self.dtype = dtype
@@ -150,8 +190,13 @@ class Model:
         # Reading, dequantising and packing weights is work for one core a tensor: several at a time.
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             ends = pool.submit(self._load_ends, tensors, backend)
-            self.layers = list(pool.map(lambda i: Layer(config, tensors, i, backend), range(config.num_layers)))
+            plain = single_row is not None
+            self.layers = list(pool.map(lambda i: Layer(config, tensors, i, backend, plain), range(config.num_layers)))
             self.embedding, self.head = ends.result()
+        self.single_row: SingleRow | None = None
+        if single_row is not None:
+            self.single_row = single_row(self._row_shape())
+            self._between = [layer.to_next(following) for layer, following in pairwise(self.layers)]
 
     def _load_ends(self, tensors: Mapping[str, torch.Tensor], backend: LinearBackend) -> tuple[torch.Tensor, Linear]:
         """The embedding [vocab_size, hidden_size] and the head."""
@@ -163,10 +208,37 @@ class Model:
         """Logits [S, vocab_size] in ``compute_dtype``. The tokens' K and V are written into ``kv`` at ``batch.slots``."""
         x = self.embedding.index_select(0, batch.token_ids).to(self.compute_dtype)
         cos, sin = self.rope.at(batch.positions, batch.end)
+        if self.single_row is not None and x.shape[0] == 1 and batch.sample_rows is None:
+            function = self.single_row.function()
+            if function is not None:
+                return self.head(self.norm(self._one_row(function, x, batch, cos, sin, kv)))
         last = len(self.layers) - 1
         for i, (layer, pool) in enumerate(zip(self.layers, kv.layers)):
             x = layer.forward(x, batch, cos, sin, pool, batch.sample_rows if i == last else None)
         return self.head(self.norm(x))
+
+    def _one_row(
+        self, function: Function, x: torch.Tensor, batch: Batch, cos: torch.Tensor, sin: torch.Tensor, kv: KVCache
+    ) -> torch.Tensor:
+        """All layers for a single token, ``x`` [1, hidden_size]; ``function`` does what lies between two attentions."""
+        qkv = self.layers[0].project(x, cos, sin)
+        stored = qkv if qkv.dtype == self.dtype else qkv.to(self.dtype)
+        x = x.float()
+        for layer, pool, weights in zip(self.layers, kv.layers, self._between):  # one fewer: the last layer has no next one
+            attended = layer.attend(qkv, stored, batch, pool)
+            x, qkv, stored = function([x, attended, cos, sin, *weights])[:3]
+        attended = self.layers[-1].attend(qkv, stored, batch, kv.layers[-1])
+        return self.layers[-1].feed_forward(x.to(self.compute_dtype), attended)
+
+    def _row_shape(self) -> RowShape:
+        weights, config = self.layers[0].plain_weights, self.config
+        return RowShape(
+            hidden_size=config.hidden_size, num_heads=config.num_attention_heads, num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim, intermediate_size=config.intermediate_size, eps=config.rms_norm_eps, qk_norm=config.qk_norm,
+            biases=tuple(weights[f"{name}.bias"].numel() > 0 for name in ("o_proj", "gate_proj", "down_proj", "q_proj")),
+            dtype=str(self.dtype).removeprefix("torch."), compute_dtype=str(self.compute_dtype).removeprefix("torch."),
+            threads=torch.get_num_threads(),
+        )  # fmt: skip
 
 
 def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:

