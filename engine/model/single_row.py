@@ -229,7 +229,13 @@ def compile_to(shape: RowShape, path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():  # another process was faster
             return
-        with tempfile.TemporaryDirectory(dir=path.parent) as work, torch.no_grad(), warnings.catch_warnings():
+        for leftover in path.parent.glob(f"{path.name}.work-*"):  # of a compiler that was killed: we hold the lock
+            shutil.rmtree(leftover)
+        with (
+            tempfile.TemporaryDirectory(prefix=f"{path.name}.work-", dir=path.parent) as work,
+            torch.no_grad(),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = work
             program = torch.export.export(Between(), tuple(shape.examples()))
