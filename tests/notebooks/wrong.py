@@ -1,0 +1,57 @@
+"""Mistakes that people make in the exercises, and a piece of the hint that each should get."""
+
+from typing import NamedTuple
+
+
+class Wrong(NamedTuple):
+    source: str  # in place of the exercise cell
+    hint: str  # what the check cell must say
+
+
+def _tokens(formula: str) -> str:
+    return f"def tokens_computed(prompt_tokens, output_tokens):\n    return {formula}\n"
+
+
+def _blocks(body: str) -> str:
+    return f"def physical_blocks(prompt_tokens, output_tokens, n, block_size):\n    {body}\n"
+
+
+def _answers(cause: str, culprit: str, computed_again: str) -> str:
+    return f"cause = {cause}\nculprit = {culprit}\ncomputed_again = {computed_again}\n"
+
+
+_LOST = 'next(e for e in log if isinstance(e, RequestPreempted) and e.request_id == "summary").num_computed_tokens'
+_FOUND = "next(e for e in log if isinstance(e, PrefixLookup) and e.recompute).num_hit_tokens"
+
+WRONG: dict[str, list[Wrong]] = {
+    "00_quickstart": [
+        Wrong(_tokens("prompt_tokens + output_tokens"), "One too many for each"),
+        Wrong(_tokens("output_tokens"), "What does the first step compute?"),
+        Wrong(_tokens("prompt_tokens * output_tokens"), "without a KV cache"),
+        Wrong(_tokens("42"), "add up the column"),
+    ],
+    "01_kv_cache": [
+        Wrong(_blocks("return n * -(-(prompt_tokens + output_tokens - 1) // block_size)"), "As if nobody shared"),
+        Wrong(
+            _blocks(
+                "s = prompt_tokens // block_size; return s + n * (-(-(prompt_tokens + output_tokens) // block_size) - s)",
+            ),
+            "one too many",
+        ),
+        Wrong(
+            _blocks(
+                "s = -(-prompt_tokens // block_size); return s + n * (-(-(prompt_tokens + output_tokens - 1) // block_size) - s)",
+            ),
+            "does not stay shared",
+        ),
+        Wrong(_blocks("return -(-(prompt_tokens + output_tokens - 1) // block_size)"), "what one sequence holds"),
+        Wrong(_blocks("return 0"), "Draw the block tables"),
+    ],
+    "02_reading_a_run": [
+        Wrong(_answers("'waiting for a place'", "'story'", "0"), "was it running before?"),
+        Wrong(_answers("'preempted'", "'greeting'", "0"), "for whom the blocks were taken"),
+        Wrong(_answers("'preempted'", "'letter'", _LOST), "not wiped"),
+        Wrong(_answers("'preempted'", "'letter'", _FOUND), "left to compute again"),
+        Wrong(_answers("'preempted'", "'letter'", "None"), "how many tokens were found"),
+    ],
+}
