@@ -28,6 +28,17 @@ class AddRequest(Message, frozen=True):
     messages: list[dict[str, str]] = []  # a conversation for the checkpoint's chat template, instead of a prompt
 
 
+class Branch(Message, frozen=True):
+    """A new request that goes on from another's tokens with one of them replaced, see ``Engine.branch``."""
+
+    request_id: str  # of the new one
+    source_id: str
+    position: int
+    token_id: int
+    sampling: dict[str, Any] | None  # SamplingParams; None: the source's
+    owner: str
+
+
 class Abort(Message, frozen=True):
     request_id: str
 
@@ -83,7 +94,19 @@ class Stop(Message, frozen=True):
 
 
 Command: TypeAlias = (
-    AddRequest | Abort | AbortOwner | Reconfigure | UpdateSampling | Watch | MeasureCache | Observe | Pause | Resume | Step | Stop
+    AddRequest
+    | Branch
+    | Abort
+    | AbortOwner
+    | Reconfigure
+    | UpdateSampling
+    | Watch
+    | MeasureCache
+    | Observe
+    | Pause
+    | Resume
+    | Step
+    | Stop
 )
 
 

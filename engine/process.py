@@ -4,129 +4,22 @@
 socket (``engine.messages``) with a key that travels through the child's standard input.
 """
 
-import contextlib
-import json
-import logging
-import os
 import queue
-import secrets
-import shutil
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from pathlib import Path
 from typing import Any
 
 from engine import messages as m
+from engine.child import WAITING_COMMANDS, Child
 from engine.config import EngineConfig
 from engine.events.types import EngineStarted
 from engine.request import SamplingParams
 
 _ENGINE = "engine.engine:Engine"
-_STDERR_LINES = 40
 _FRAMES_A_POLL = 32
-_WAITING_COMMANDS = 10_000
-_log = logging.getLogger(__name__)
-
-
-class _Child:
-    """One life of the engine's process: its connection, its last words, and the thread that sends it commands."""
-
-    def __init__(self, order: dict[str, Any]) -> None:
-        self.expected_end = False  # set before the process is asked or made to end
-        self.connection: Connection | None = None
-        self.settled = threading.Event()  # connected, or known never to be
-        self.commands: queue.Queue[bytes | None] = queue.Queue(_WAITING_COMMANDS)
-        self.stderr: deque[str] = deque(maxlen=_STDERR_LINES)
-        self.start_error = ""
-        self._directory = tempfile.mkdtemp(prefix="cutaway-")
-        self._socket, address = _listen(self._directory)
-        self._authkey = secrets.token_bytes(32)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "engine.process"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_environment(), encoding="utf-8", errors="replace",
-        )  # fmt: skip
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps({**order, "address": address, "authkey": self._authkey.hex()}) + "\n")
-            self.process.stdin.close()
-        except OSError:
-            pass  # it is dead already: the poll that follows says so
-        self._listener = threading.Thread(target=self._keep_stderr, name="engine stderr", daemon=True)
-        self._listener.start()
-        threading.Thread(target=self._talk, name="engine commands", daemon=True).start()
-
-    def _keep_stderr(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.stderr.append(line.rstrip()[:2000])
-            _log.info("engine: %s", line.rstrip())
-
-    def _talk(self) -> None:
-        """Accept the child's connection, then send commands until None comes or the child has gone."""
-        try:
-            self.connection = self._accept()
-        finally:
-            self._socket.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self.settled.set()
-        if self.connection is None:
-            return
-        while (frame := self.commands.get()) is not None:
-            try:
-                self.connection.send_bytes(frame)
-            except OSError:
-                return  # whoever polls sees the end of the connection
-
-    def _accept(self) -> Connection | None:
-        self._socket.settimeout(0.1)
-        while self.process.poll() is None:
-            try:
-                sock, _ = self._socket.accept()
-            except TimeoutError:
-                continue
-            sock.setblocking(True)
-            connection = Connection(sock.detach())
-            try:
-                deliver_challenge(connection, self._authkey)
-                answer_challenge(connection, self._authkey)
-                return connection
-            except (AuthenticationError, EOFError, OSError) as error:
-                _log.warning("a connection was refused: %s", error)
-                connection.close()
-        return None
-
-    def end(self, patience: float) -> None:
-        """Wait for the process to end, or end it."""
-        self.expected_end = True
-        try:
-            self.process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def last_words(self) -> str:
-        self._listener.join(1)
-        return "\n".join(self.stderr)
-
-    def release(self) -> None:
-        """Free what a dead child leaves."""
-        with contextlib.suppress(queue.Full):  # then the thread is blocked in a send, which fails when the connection closes
-            self.commands.put_nowait(None)
-        self.settled.wait(5)
-        if self.connection is not None:
-            self.connection.close()
-        self._listener.join(1)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
 
 
 class EngineProcess:
@@ -144,7 +37,7 @@ class EngineProcess:
         self._factory = factory
         self._observe = observe
         self._watch_tokens: m.Watch | None = None
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._lock = threading.RLock()  # the fields
         self._poll_lock = threading.Lock()  # the receiving end of the connection
         self._next_id = 0
@@ -158,7 +51,7 @@ class EngineProcess:
             if self._child is not None:
                 raise RuntimeError("the engine's process runs already")
             self.started, self.paused = None, False
-            self._child = _Child({"factory": self._factory, "config": self.config.as_dict(), "observe": self._observe})
+            self._child = Child({"factory": self._factory, "config": self.config.as_dict(), "observe": self._observe})
             if self._watch_tokens is not None:
                 self._send(self._watch_tokens)
 
@@ -235,13 +128,25 @@ class EngineProcess:
         request_id: str | None, cache_salt: str | None,
     ) -> str:  # fmt: skip
         sampling = asdict(params if params is not None else SamplingParams())
+        return self._enter(request_id, lambda rid: m.AddRequest(rid, prompt, sampling, owner, cache_salt, messages))
+
+    def branch(
+        self, source_id: str, position: int, token_id: int, params: SamplingParams | None = None, *, owner: str = "local",
+        request_id: str | None = None,
+    ) -> str:  # fmt: skip
+        """Queue a request that goes on from another one's tokens with one of them replaced (see ``Engine.branch``); returns its id."""
+        sampling = None if params is None else asdict(params)
+        return self._enter(request_id, lambda rid: m.Branch(rid, source_id, position, token_id, sampling, owner))
+
+    def _enter(self, request_id: str | None, command: Callable[[str], m.Command]) -> str:
+        """Send a command that makes a request of this id, or of one that is free."""
         with self._lock:
             while request_id is None:
                 free, self._next_id = f"req-{self._next_id}", self._next_id + 1
                 request_id = None if free in self._unfinished else free
             if request_id in self._unfinished:
                 raise ValueError(f"request_id must be unused, got {request_id!r}")
-            self._send(m.AddRequest(request_id, prompt, sampling, owner, cache_salt, messages))
+            self._send(command(request_id))
             self._unfinished[request_id] = None
         return request_id
 
@@ -298,7 +203,7 @@ class EngineProcess:
             try:
                 self._child.commands.put_nowait(frame)
             except queue.Full:
-                raise RuntimeError(f"the engine does not take commands: {_WAITING_COMMANDS} are waiting") from None
+                raise RuntimeError(f"the engine does not take commands: {WAITING_COMMANDS} are waiting") from None
 
     # -- what comes back --------------------------------------------------------------------------------------------------
 
@@ -322,7 +227,7 @@ class EngineProcess:
                 messages.append(self._bury(child))
             return messages
 
-    def _receive(self, child: _Child, timeout: float, messages: list[m.FromEngine]) -> bool:
+    def _receive(self, child: Child, timeout: float, messages: list[m.FromEngine]) -> bool:
         """Read what is there, in moderation; True when the connection has ended."""
         assert child.connection is not None
         try:
@@ -334,7 +239,7 @@ class EngineProcess:
             return True
         return False
 
-    def _note(self, child: _Child, message: m.FromEngine) -> None:
+    def _note(self, child: Child, message: m.FromEngine) -> None:
         """Keep the handle's own picture up to date."""
         with self._lock:
             if isinstance(message, m.Ready):
@@ -342,13 +247,13 @@ class EngineProcess:
             elif isinstance(message, m.LoopState):
                 self.paused = message.paused
             elif (isinstance(message, m.Finished) and message.last) or (
-                isinstance(message, m.Rejected) and message.command == "AddRequest"
+                isinstance(message, m.Rejected) and message.command in ("AddRequest", "Branch")
             ):
                 self._unfinished.pop(message.request_id, None)
             elif isinstance(message, m.Rejected) and message.command == "Start":
                 child.start_error = message.error
 
-    def _bury(self, child: _Child) -> m.Died:
+    def _bury(self, child: Child) -> m.Died:
         child.end(2.0)
         code, words = child.process.returncode, child.last_words()
         child.release()
@@ -363,35 +268,6 @@ class EngineProcess:
             how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
             error = f"the engine's process {how}"
         return m.Died(error, code, words, lost)
-
-
-def _listen(directory: str) -> tuple[socket.socket, str | tuple[str, int]]:
-    """A listening socket that only this user can reach (a path in a private directory), or the loopback where there is none."""
-    if hasattr(socket, "AF_UNIX"):
-        path = os.path.join(directory, "engine")
-        unix = socket.socket(socket.AF_UNIX)
-        try:
-            unix.bind(path)
-            unix.listen(1)
-            return unix, path
-        except OSError:  # a path too long for a socket
-            unix.close()
-    inet = socket.socket(socket.AF_INET)
-    inet.bind(("127.0.0.1", 0))
-    inet.listen(1)
-    return inet, inet.getsockname()
-
-
-def _environment() -> dict[str, str]:
-    """This environment, with the place that ``engine`` was imported from if the child would not find it by itself."""
-    root = Path(__file__).resolve().parent.parent
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    # libgomp's threads spin about 10 ms for their next work before they sleep. Where the server, a browser or a test wants the
-    # same cores, that holds up the thread that all wait for, and steps take ten times as long; this is about 0.1 ms.
-    environment.setdefault("GOMP_SPINCOUNT", "10000")
-    if not root.name.endswith("-packages"):
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-    return environment
 
 
 if __name__ == "__main__":

@@ -145,6 +145,7 @@ class Worker:
         self.stopping = False
         self._handlers: dict[type, Callable[[Any], Any]] = {
             m.AddRequest: self._add_request,
+            m.Branch: self._branch,
             m.Abort: lambda c: engine.abort(c.request_id),
             m.AbortOwner: lambda c: engine.abort_owner(c.owner),
             m.Reconfigure: lambda c: engine.reconfigure(by=c.by, **c.knobs),
@@ -228,6 +229,10 @@ class Worker:
         options = {"cache_salt": c.cache_salt} if c.cache_salt is not None else {}
         prompt = self.engine.tokenizer.apply_chat_template(c.messages) if c.messages else c.prompt
         self.engine.add_request(prompt, SamplingParams(**c.sampling), owner=c.owner, request_id=c.request_id, **options)
+
+    def _branch(self, c: m.Branch) -> None:
+        params = None if c.sampling is None else SamplingParams(**c.sampling)
+        self.engine.branch(c.source_id, c.position, c.token_id, params, owner=c.owner, branch_id=c.request_id)
 
     def _watch(self, c: m.Watch) -> None:
         if c.on:

@@ -167,4 +167,7 @@ def test_the_public_options_of_sampling_are_frozen() -> None:
         "ignore_eos": False,
         "n": 1,
         "logprobs": None,
+        "beam_width": None,
+        "length_penalty": 1.0,
+        "early_stopping": False,
     }

@@ -22,7 +22,6 @@ from typing import Any
 from engine import messages as m
 from engine.engine import Engine
 from engine.process import EngineProcess
-from engine.request import SamplingParams
 from engine.worker import Mailbox, Worker
 
 POLL_INTERVAL = 0.05  # seconds between two looks at the mailbox: whoever reads it must not wake up for every event
@@ -94,6 +93,10 @@ class _Worker(Worker):
 
     def _add_request(self, c: m.AddRequest) -> None:
         super()._add_request(c)
+        self.mine.add(c.request_id)
+
+    def _branch(self, c: m.Branch) -> None:
+        super()._branch(c)
         self.mine.add(c.request_id)
 
     def _deliver(self, outputs: list[Any]) -> None:
@@ -256,13 +259,11 @@ class EngineThread(EngineProcess):
 
     # -- commands and what comes back -------------------------------------------------------------------------------------
 
-    def _add(
-        self, prompt: Any, messages: Any, params: SamplingParams | None, owner: str, request_id: str | None, *more: Any
-    ) -> str:
+    def _enter(self, request_id: str | None, command: Any) -> str:
         with self._lock:
             if request_id is None:  # the engine gives its own names to its maker's requests
                 request_id, self._next_id = f"ask-{self._next_id}", self._next_id + 1
-            return super()._add(prompt, messages, params, owner, request_id, *more)
+            return super()._enter(request_id, command)
 
     def _send(self, command: Any) -> None:
         m.encode_command(command)  # what another process could not read is refused here too

@@ -15,7 +15,7 @@ from engine.request import RequestOutput
 from tests.engine.engines import Checked, tiny_engine, tiny_parts
 
 INF = float("inf")
-END = (57, 146, 23)  # tokens that the tiny model often comes to
+END = (115, 43, 293)  # tokens that the tiny model often comes to
 
 
 def prompt(seed: int, length: int = 9) -> list[int]:
@@ -57,7 +57,9 @@ def assert_same_beams(output: RequestOutput, want: list[tuple[list[int], float]]
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize(("width", "n", "length_penalty"), [(2, 1, 1.0), (4, 4, 1.0), (3, 2, 0.0), (5, 5, 2.0), (4, 3, -1.5), (8, 4, 0.6)])
+@pytest.mark.parametrize(
+    ("width", "n", "length_penalty"), [(2, 1, 1.0), (4, 4, 1.0), (3, 2, 0.0), (5, 5, 2.0), (4, 3, -1.5), (8, 4, 0.6)]
+)
 def test_the_beams_and_scores_of_transformers(width, n, length_penalty, early_stopping):
     params = beams(width, n=n, length_penalty=length_penalty, early_stopping=early_stopping, stop_token_ids=END, max_tokens=14)
     prompts = [prompt(seed, 3 + 4 * seed) for seed in range(4)]
@@ -76,7 +78,7 @@ def test_some_of_those_end_early_and_some_at_the_limit():
     for seed in range(4):
         output = tiny_engine().generate([prompt(seed, 3 + 4 * seed)], beams(4, stop_token_ids=END, max_tokens=14))[0]
         reasons |= {(o.finish_reason, len(o.token_ids) == 14) for o in output.outputs}
-    assert ("stop", False) in reasons and ("length", True) in reasons
+    assert {("stop", False), ("length", True)} <= reasons
 
 
 @pytest.mark.parametrize("repetition", [0.8, 1.3])
@@ -113,7 +115,10 @@ def test_width_one_is_greedy():
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize(("chunk", "block_size", "num_blocks", "seqs"), [(512, 4, 64, 8), (5, 4, 64, 6), (3, 1, 120, 8), (512, 3, 26, 4), (4, 4, 24, 4)])
+@pytest.mark.parametrize(
+    ("chunk", "block_size", "num_blocks", "seqs"),
+    [(512, 4, 64, 8), (5, 4, 64, 6), (3, 1, 120, 8), (512, 3, 30, 6), (8, 4, 22, 6)],
+)
 def test_any_mix_and_any_pool_give_the_same_beams(caching, chunk, block_size, num_blocks, seqs):
     """In small chunks, beside other requests, preempted and computed again, with and without the prefix cache."""
     params = beams(3, stop_token_ids=END, max_tokens=12)
@@ -122,7 +127,7 @@ def test_any_mix_and_any_pool_give_the_same_beams(caching, chunk, block_size, nu
         enable_prefix_caching=caching,
     )  # fmt: skip
     checked = Checked(engine)
-    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    greedy = SamplingParams(temperature=0, max_tokens=25, ignore_eos=True)
     alone = [tiny_engine().generate([prompt(9 + i, 7)], greedy)[0].token_ids for i in range(3)]
     asked, others = [], []
     for i in range(3):
@@ -133,33 +138,30 @@ def test_any_mix_and_any_pool_give_the_same_beams(caching, chunk, block_size, nu
         assert_same_beams(done[request_id], reference(tuple(prompt(i, 6 + 5 * i)), params))
     assert [done[r].token_ids for r in others] == alone
     assert engine.pool.num_used == 0
-    if num_blocks < 30:
+    if num_blocks <= 30:
         assert any(isinstance(e, RequestPreempted) and "#" in e.request_id for e in checked.events), "meant to preempt beams"
 
 
 def test_beams_run_and_are_preempted_together():
-    engine = tiny_engine(num_kv_blocks=26, block_size=3, max_num_seqs=4, enable_prefix_caching=False)
+    engine = tiny_engine(num_kv_blocks=30, block_size=3, max_num_seqs=6, enable_prefix_caching=False)
     checked = Checked(engine)
-    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    greedy = SamplingParams(temperature=0, max_tokens=25, ignore_eos=True)
     for i in range(3):
         engine.add_request(prompt(9 + i, 7), greedy)
         engine.add_request(prompt(i, 6 + 5 * i), beams(3, ignore_eos=True, max_tokens=12))
     checked.run()
-    live: dict[str, set[str]] = {}
-    preempted: dict[int, list[str]] = {}
+    gone: dict[tuple[int, str], int] = {}
     for e in checked.events:
-        if isinstance(e, BeamsSelected):
-            live[e.request_id] = {f"{e.request_id}#{c.beam}" if c.beam else e.request_id for c in e.candidates if c.beam >= 0}
-        elif isinstance(e, BeamsFinished):
-            live.pop(e.request_id)
-        elif isinstance(e, RequestPreempted):
-            preempted.setdefault(e.step, []).append(e.request_id)
-        elif isinstance(e, StepDone):
-            sampled = {r.request_id for r in e.runs if r.sampled}
-            for group, before in live.items():
-                if sampled & before:
-                    assert before - {group} <= sampled | before, group
-    assert any(len([r for r in ids if r.split("#")[0] == ids[0].split("#")[0]]) == 3 for ids in preempted.values())
+        group = getattr(e, "request_id", "").split("#")[0]
+        if isinstance(e, RequestPreempted) and group in ("req-1", "req-3", "req-5"):
+            gone[e.step, group] = gone.get((e.step, group), 0) + 1
+        if isinstance(e, StepDone):
+            sampled: dict[str, int] = {}
+            for r in e.runs:
+                if r.sampled and r.request_id.split("#")[0] in ("req-1", "req-3", "req-5") and r.start > 20:
+                    sampled[r.request_id.split("#")[0]] = sampled.get(r.request_id.split("#")[0], 0) + 1
+            assert set(sampled.values()) <= {3}, "a beam ran without the others"
+    assert 3 in gone.values() and set(gone.values()) <= {1, 3}  # 1: its prompt, before there were beams
 
 
 def test_beams_share_the_prompt_and_split_on_write():
@@ -357,11 +359,11 @@ def test_knobs_lowered_below_the_width_do_not_stop_a_search():
 
 
 def test_a_pool_rebuilt_under_a_preempted_search():
-    engine = tiny_engine(num_kv_blocks=26, block_size=3, max_num_seqs=4)
+    engine = tiny_engine(num_kv_blocks=26, block_size=3, max_num_seqs=6)
     checked = Checked(engine)
-    greedy = SamplingParams(temperature=0, max_tokens=25, ignore_eos=True)
-    others = [engine.add_request(prompt(9 + i, 7), greedy) for i in range(1)]
-    params = beams(3, ignore_eos=True, max_tokens=20)
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    others = [engine.add_request(prompt(9 + i, 7), greedy) for i in range(2)]
+    params = beams(3, ignore_eos=True, max_tokens=12)
     asked = engine.add_request(prompt(0, 20), params)
     while not any(isinstance(e, RequestPreempted) for e in checked.events):
         checked.step()

@@ -1,5 +1,6 @@
 """The whole engine on a tiny random model: equal tokens in any mix, events that replay to the truth, nothing lost."""
 
+import dataclasses
 import functools
 import os
 import random
@@ -454,6 +455,53 @@ def test_update_sampling_from_the_next_token_on():
         engine.abort(other)
     with pytest.raises(ValueError, match="no unfinished request"):
         engine.update_sampling("gone", temperature=1)
+
+
+CHANGES = {
+    "temperature": 0.5, "top_k": 7, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5,
+    "frequency_penalty": 0.25, "seed": 99, "max_tokens": 9, "stop_token_ids": (5, 6), "ignore_eos": False,
+}  # fmt: skip
+
+
+def test_every_parameter_that_may_change_is_logged_and_counts():
+    """All but those of which the request is made: how many sequences, where text stops, what is returned, the search."""
+    fixed = {"n", "stop", "logprobs", "beam_width", "length_penalty", "early_stopping"}
+    assert set(CHANGES) | fixed == {f.name for f in dataclasses.fields(SamplingParams)}
+    params = SamplingParams(seed=1, max_tokens=14, ignore_eos=True)
+    for name, value in CHANGES.items():
+        engine = tiny_engine()
+        checked = Checked(engine)
+        request_id = engine.add_request(prompt(4, 6), params)
+        for _ in range(3):
+            checked.step()
+        engine.update_sampling(request_id, by="me", **{name: value})
+        output = checked.run()[request_id]
+        (event,) = [e for e in checked.events if isinstance(e, KnobChanged)]
+        assert (event.name, event.old, event.new, event.by, event.request_id) == (
+            name,
+            getattr(params, name),
+            value,
+            "me",
+            request_id,
+        )
+        assert checked.state.requests[request_id].sampling[name] == value
+        # From the fourth token on it is the request that had this from the start, with the first three given.
+        alone = tiny_engine()
+        twin = alone.add_request(prompt(4, 6), params)
+        three = [alone.step()[0].new_token_ids[0] for _ in range(3)]
+        alone.abort(twin)
+        alone.take_outputs()
+        branch = alone.branch(twin, 6 + 2, three[2], params.changed(**{name: value}))
+        want = {}
+        while alone.has_unfinished():
+            want |= {o.request_id: o.request for o in alone.step() if o.request is not None}
+        n = min(len(output.token_ids), len(want[branch].token_ids))
+        assert n > 3 and output.token_ids[:n] == want[branch].token_ids[:n], name
+    for name in fixed:
+        with pytest.raises(ValueError, match=f"{name} cannot be changed while a request runs"):
+            engine.update_sampling(engine.add_request(prompt(1, 4), params), **{name: None})
+    with pytest.raises(ValueError, match="seed must be a number here"):
+        engine.update_sampling(engine.add_request(prompt(1, 4), params), seed=None)
 
 
 def test_switching_the_prefix_cache_off_forgets_and_on_learns_again():

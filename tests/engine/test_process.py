@@ -354,7 +354,8 @@ def test_the_real_engine_killed_and_restarted() -> None:
     """Greedy texts are those of an engine in this process, before and after a kill; the events rebuild its state."""
     engine = tiny_engine()
     prompts, params = ["the quick", "brown fox jumps", "over"], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    wanted = [o.text for o in engine.generate(prompts, params)]
+    alone = engine.generate(prompts, params)
+    wanted = [o.text for o in alone]
     with EngineProcess(engine.config) as process:
         client = Client(process)
         client.kind(m.Ready)
@@ -366,6 +367,17 @@ def test_the_real_engine_killed_and_restarted() -> None:
         state = State().apply_all(client.events())
         assert [state.requests[i].num_output_tokens for i in ids] == [24] * 3 and state.num_used_blocks == 0
         assert [len(state.requests[i].output_token_ids) for i in ids] == [24] * 3
+
+        branch = process.branch(ids[0], len(prompts[0]) + 4, 70, owner="ada")  # a byte is a token
+        told = client.kind(m.Finished, request_id=branch)
+        assert told.token_ids[:5] == [*alone[0].token_ids[:4], 70] and client.text(branch) == told.text
+        assert "position must be" in client.kind(m.Rejected, request_id=process.branch(ids[0], 999, 70)).error
+        beams = process.add_request(prompts[0], params.changed(beam_width=3, n=2))
+        texts = [client.kind(m.Finished, request_id=beams, index=i) for i in (0, 1)]
+        assert [o.text for o in engine.generate([prompts[0]], params.changed(beam_width=3, n=2))[0].outputs] == [
+            t.text for t in texts
+        ]
+        assert process.unfinished == []
 
         endless = [process.add_request(p, SamplingParams(max_tokens=100, ignore_eos=True)) for p in prompts * 8]
         client.kind(m.TextPiece, request_id=endless[0])

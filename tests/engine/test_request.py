@@ -45,6 +45,11 @@ GOOD: list[tuple[str, Any]] = [
     ("logprobs", None),
     ("logprobs", 0),
     ("logprobs", 100),
+    ("beam_width", None),
+    ("beam_width", 1),
+    ("beam_width", 1024),
+    ("length_penalty", 1.0),
+    ("early_stopping", False),
 ]
 
 # name, value, what the message says is allowed
@@ -61,6 +66,11 @@ BAD: list[tuple[str, Any, str]] = [
     *(("ignore_eos", value, "a bool") for value in (0, 1, "yes", None)),
     *(("n", value, "[1, 64]") for value in (0, -1, 65, 1.0, True, "1", None)),
     *(("logprobs", value, "[0, 100]") for value in (-1, 101, 1.0, True, "5", NAN)),
+    *(("beam_width", value, "[1, 1024]") for value in (0, -1, 1025, 2.0, True, "4", NAN)),
+    *(("length_penalty", value, "[-10, 10]") for value in (-11, 10.5, NAN, INF, True, "1", None)),
+    *(("early_stopping", value, 'True, False or "never"') for value in (1, None, "always", NAN)),
+    ("length_penalty", 0.5, "without beam_width"),
+    ("early_stopping", "never", "without beam_width"),
     ("stop", ("",), "non-empty strings"),
     ("stop", ("fine", ""), "non-empty strings"),
     ("stop", (1,), "non-empty strings"),
@@ -88,6 +98,31 @@ def test_a_value_out_of_range_says_what_was_got_and_what_is_allowed(name: str, v
             make()
         text = str(error.value)
         assert text.startswith(f"{name} must be ") and text.endswith(f"got {value!r}") and allowed in text, text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("length_penalty", -2.5),
+        ("early_stopping", "never"),
+        ("early_stopping", True),
+        ("n", 4),
+        ("temperature", 0),
+        ("top_k", -1),
+    ],
+)
+def test_with_a_beam_width(name: str, value: Any) -> None:
+    assert getattr(SamplingParams(beam_width=4, **{name: value}), name) == value
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), [
+    ("n", 5, "at most beam_width (4)"), ("temperature", 0.7, "0 or 1 in a beam search"), ("top_k", 20, "0 in a beam search"),
+    ("top_p", 0.9, "1 in a beam search"), ("min_p", 0.1, "0 in a beam search"),
+])  # fmt: skip
+def test_what_draws_does_not_go_with_beams(name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(ValueError) as error:
+        SamplingParams(beam_width=4, **{name: value})
+    assert str(error.value).startswith(f"{name} must be ") and allowed in str(error.value)
 
 
 @pytest.mark.parametrize("empty", ["", ("",), [""]])
