@@ -99,14 +99,21 @@ async function render({ model, el }) {
       if (node.id === drawn.page.facts.root) node.host.style.opacity = ".6";
     }
   };
-  // A kernel that restarts disconnects all its models; the loader is one that can be asked.
-  const kernel = await loader.catch(() => null);
-  const lost = () => { if (!kernel.comm_live) ended(texts.restarted); };
-  kernel?.on("comm_live_update", lost);
-  if (kernel && !kernel.comm_live) lost();
+  // A kernel that is restarted from this page disconnects all its models (the loader is one that can be asked); of one that
+  // crashed, or that somebody else restarted, only its status tells.
+  const bokeh = await loader.catch(() => null);
+  const lost = () => { if (!bokeh.comm_live) ended(texts.restarted); };
+  bokeh?.on("comm_live_update", lost);
+  if (bokeh && !bokeh.comm_live) lost();
+  const status = model.widget_manager.kernel?.statusChanged;
+  const statusChanged = (_kernel, name) => {
+    if (["starting", "restarting", "autorestarting", "terminating", "dead"].includes(name)) ended(texts.restarted);
+  };
+  status?.connect(statusChanged);
   return () => {
     tell({ kind: "close" });
-    kernel?.off("comm_live_update", lost);
+    bokeh?.off("comm_live_update", lost);
+    status?.disconnect(statusChanged);
     model.off("msg:custom", onMessage);
     drawn.destroy();
   };

@@ -5,6 +5,8 @@ import time
 import weakref
 from typing import Any
 
+from IPython import get_ipython
+
 TICK_S = 0.1
 
 # Callbacks come from three sides: the thread below, the kernel's thread that runs cells, and the one that handles what a page
@@ -19,11 +21,14 @@ class Hub:
         self._desks: weakref.WeakSet[Any] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._start = threading.Lock()
+        self._busy = False
+        self._free_since = 0.0
 
     def add(self, desk: Any) -> None:
         with self._start:
             self._desks.add(desk)
             if self._thread is None or not self._thread.is_alive():
+                self._follow_cells()
                 self._thread = threading.Thread(target=self._run, name="explorer-widgets", daemon=True)
                 self._thread.start()
 
@@ -31,14 +36,28 @@ class Hub:
         with self._start:
             self._desks.discard(desk)
 
+    def _follow_cells(self) -> None:
+        """A kernel that runs a cell may hear nothing of a page: what a page leaves unsaid counts only in between."""
+        shell = get_ipython()
+        if shell is not None:
+            shell.events.register("pre_run_cell", lambda *_info: setattr(self, "_busy", True))
+            shell.events.register("post_run_cell", lambda *_result: self._now_free())
+
+    def _now_free(self) -> None:
+        self._busy, self._free_since = False, time.monotonic()
+
     def _run(self) -> None:
         while True:
             began = time.monotonic()
             with self._start:
                 desks = list(self._desks)
             for desk in desks:
+                if not self._busy:
+                    desk.forget_the_gone(self._free_since)
                 if desk.looked_at:
                     desk.tick()
+                else:
+                    desk.rest()
             del desks
             time.sleep(max(0.01, TICK_S - (time.monotonic() - began)))
 

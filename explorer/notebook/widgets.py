@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections import deque
 from typing import Any
 
 import ipywidgets as w
@@ -69,7 +70,8 @@ class Desk(w.VBox):
         owner = session.join() if session is not None else "local"
         self.clock = Clock(owner=owner)
         self.shown: dict[str, Shown] = {}
-        self._telling = False
+        self._telling = self._from_page = False
+        self._newest: deque[tuple[float, int]] = deque(maxlen=32)  # (when, the newest step then), of the last ticks
         self._ticked = time.monotonic()
         self._run = self.source.store.run
         self._seen = -1  # the log's index up to which the knobs know it
@@ -147,6 +149,15 @@ class Desk(w.VBox):
         """The pages that are brought up to date."""
         return list(self.shown.values())
 
+    def forget_the_gone(self, free_since: float) -> None:
+        for shown in self.shown.values():
+            shown.frame.forget_the_gone(free_since)
+
+    def rest(self) -> None:
+        """Nobody looks."""
+        for shown in self.visible:
+            shown.frame.flush()
+
     def tick(self) -> None:
         with LOCK:
             try:
@@ -161,6 +172,7 @@ class Desk(w.VBox):
         if store.run != self._run:  # the steps it stood at are gone with their engine
             self._run = store.run
             self.clock.follow()
+        self._newest.append((now, store.last_step))
         self.clock.advance(elapsed, store.last_step)
         index = store.log.next_index
         if session is not None and (index != self._seen or self.knobs.unsettled or session.status == "died"):
@@ -230,7 +242,9 @@ class Desk(w.VBox):
         name, value, clock, store = change["name"], change["new"], self.clock, self.source.store
         with LOCK:
             if name == "step":
-                clock.goto(value, store.first_step, store.last_step)
+                # A live view that is linked to another hears of steps that were the newest a moment ago: it goes on following.
+                if not (self._from_page and clock.live and value >= self._a_moment_ago()):
+                    clock.goto(value, store.first_step, store.last_step)
             elif name == "live":
                 clock.follow() if value else clock.pause(store.last_step)
             elif name == "playing":
@@ -240,6 +254,18 @@ class Desk(w.VBox):
             else:
                 clock.param.update(**value)
             self.tick()
+
+    def set_state(self, sync_data: Any) -> None:
+        self._from_page = True
+        try:
+            super().set_state(sync_data)
+        finally:
+            self._from_page = False
+
+    def _a_moment_ago(self) -> int:
+        """The newest step of a second ago."""
+        limit = time.monotonic() - 1.0
+        return next((step for when, step in self._newest if when >= limit), self.source.store.last_step)
 
     # -- display ----------------------------------------------------------------------------------------------------------------
 
