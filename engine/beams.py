@@ -92,8 +92,10 @@ class Beams:
         params, n = root.params, len(group.live)
         processed = raw
         if params.penalised:
-            penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-            processed = apply_penalties(raw, [_counts(r) for r in group.live], *([p] * n for p in penalties))
+            processed = apply_penalties(
+                raw, [_counts(r) for r in group.live], [params.repetition_penalty] * n, [params.presence_penalty] * n,
+                [params.frequency_penalty] * n,
+            )  # fmt: skip
         ways = search.ways(processed)
         if not ways and not search.complete:
             return Choice(raw, [], "every logit is -inf: no token can be chosen")

@@ -13,6 +13,7 @@ nucleus of hundreds of tokens) are copied and walked whole on the host: a few ro
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -150,7 +151,7 @@ class Sampler:
         rows = logits[index].cpu().numpy()
         raw_rows = rows if raw is logits else raw[index].cpu().numpy()
         for i, row, raw_row in zip(at, rows, raw_rows, strict=True):
-            found: dict[str, object] = {}
+            found: dict[str, Any] = {}
             draw, total = table[:, i], float(host["total"][i])
             if not host["resolved"][i]:
                 found = vars(selection.walk_row(row, draw, total))

@@ -1,4 +1,4 @@
-"""The default model in float32 against what transformers gave for it (tests/data/greedy_float32.json)."""
+"""The default model in float32 against what transformers gave for it (tests/data/greedy_float32.json, beams_float32.json)."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,18 @@ import pytest
 import torch
 
 from engine import Engine, EngineConfig, SamplingParams
+from engine.events.types import RequestPreempted, TokenSampled
 from engine.kvcache.layout import KVCache
 from engine.loading import Parts, load_parts
 from engine.request import Request
 from engine.runner import Runner, Scheduled
+from engine.sampling.processors import TRANSFORMERS_ORDER, TokenCounts, process
 from tests.engine.equal_tokens import assert_equal_tokens
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
-CASES = json.loads((Path(__file__).parents[1] / "data" / "greedy_float32.json").read_text())["cases"]
+DATA = Path(__file__).parents[1] / "data"
+CASES = json.loads((DATA / "greedy_float32.json").read_text())["cases"]
+BEAMS = json.loads((DATA / "beams_float32.json").read_text())["cases"]
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +82,66 @@ def _one_by_one(parts: Parts, dtype: torch.dtype) -> torch.Tensor:
     start = len(CASES[0]["prompt_ids"])
     runner.run([Scheduled(request, 0, start, False)])
     return torch.cat([runner.run([Scheduled(request, i, 1, True)]) for i in range(start, len(request.token_ids))]).float()
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"num_kv_blocks": 60, "block_size": 4, "max_num_batched_tokens": 32}], ids=["roomy", "small pool"]
+)
+def test_beams(parts, model_path, config):
+    """All searches at once: the sequences and scores of transformers, to 1e-4; in the small pool they preempt each other."""
+    engine = Engine(EngineConfig(model=str(model_path), dtype="float32", max_num_seqs=12, **config), parts=parts)
+    with engine.record() as log:
+        for case in CASES[:2] if config else ():
+            engine.add_request(case["prompt"], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+        outputs = engine.generate(
+            [case["prompt_ids"] for case in BEAMS], [SamplingParams(temperature=0, **case["params"]) for case in BEAMS]
+        )
+    for output, case in zip(outputs, BEAMS, strict=True):
+        want = case["sequences"]
+        penalty = case["params"].get("length_penalty", 1.0)
+        sums = [s["score"] * len(s["token_ids"]) ** penalty for s in want]
+        assert [o.cumulative_logprob for o in output.outputs] == pytest.approx(sums, abs=1e-4)
+        assert [o.score * len(o.token_ids) ** penalty for o in output.outputs] == pytest.approx(sums, abs=1e-4)
+        assert [o.token_ids for o in output.outputs] == [s["token_ids"] for s in want], case["prompt"]
+    if config:
+        preempted = {e.request_id for e in log.since(0).events if isinstance(e, RequestPreempted)}
+        assert any("#" in name for name in preempted), "meant to preempt beams"
+        while engine.has_unfinished():
+            engine.step()
+    engine.check_integrity()
+    assert engine.pool.num_used == 0
+
+
+def test_kept_tokens_are_those_of_the_processors_and_of_transformers(parts, model_path):
+    """On real logits: what the engine kept is what its processors keep, and in transformers' order what transformers keeps."""
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        RepetitionPenaltyLogitsProcessor,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    engine = Engine(EngineConfig(model=str(model_path), dtype="float32"), parts=parts)
+    params = SamplingParams(
+        temperature=0.9, top_k=40, top_p=0.92, min_p=0.03, repetition_penalty=1.15, seed=5, max_tokens=24, ignore_eos=True
+    )
+    logits: list[torch.Tensor] = []
+    sample = engine.committer.sampler.sample
+    engine.committer.sampler.sample = lambda x, rows, top: (logits.append(x.clone()), sample(x, rows, top))[1]  # type: ignore[method-assign]
+    with engine.record() as log:
+        engine.watch("tokens", top=50)
+        output = engine.generate([CASES[0]["prompt"]], params)[0]
+    chain = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.15), TemperatureLogitsWarper(0.9), TopKLogitsWarper(40),
+                                 TopPLogitsWarper(0.92), MinPLogitsWarper(0.03)])  # fmt: skip
+    events = [e for e in log.since(0).events if isinstance(e, TokenSampled)]
+    assert len(events) == len(logits) == 24
+    for i, (e, x) in enumerate(zip(events, logits, strict=True)):
+        history = [*output.prompt_token_ids, *output.token_ids[:i]]
+        counts = TokenCounts(output.prompt_token_ids, output.token_ids[:i])
+        kept = {name: set(torch.nonzero(y[0] > -torch.inf).flatten().tolist()) for name, y in process(x, params, counts)}
+        assert {c.token_id for c in e.top if not c.removed_by} <= kept["top_p"] and e.token_id in kept["top_p"]
+        assert e.kept_sizes == [len(kept["min_p"]), len(kept["top_k"]), len(kept["top_p"])]
+        *_, (_, theirs) = process(x, params, counts, TRANSFORMERS_ORDER)
+        assert torch.equal(theirs > -torch.inf, chain(torch.tensor([history]), x) > -torch.inf)
