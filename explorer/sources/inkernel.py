@@ -157,8 +157,9 @@ class SharedEngine(Engine):
 
     def close(self) -> None:
         keeper = self._keeper
+        keeper.leave()
+        Engine.close(self)  # still watched: views see how the requests end
         keeper.closed()
-        Engine.close(self)
 
 
 def _share_the_rest() -> None:
@@ -227,20 +228,19 @@ class EngineThread(EngineProcess):
         if was:
             self.mailbox.message(m.Died(why, None, "", lost))
 
-    def _leave(self) -> None:
-        """End the thread after the step under way; the engine is its maker's alone again."""
+    def leave(self) -> None:
+        """End the thread after the step under way; the engine is its maker's alone again, still watched."""
         self.worker.stopping = True
         self.commands.put(None)
         thread = self.turn.thread
         if thread is not None and not self.steps_here:
             thread.join()
-        self.worker.observe(False)
         if self.engine.__class__ is SharedEngine:
             self.engine.__class__ = Engine
 
     def closed(self) -> None:
-        """The engine is being closed by its maker."""
-        self._leave()
+        """The engine was closed by its maker."""
+        self.worker.observe(False)
         self._end(CLOSED)
 
     def stop(self, patience: float = 5.0) -> None:
@@ -250,9 +250,10 @@ class EngineThread(EngineProcess):
         with self._lock:
             self._running = False
             self._unfinished.clear()
-        self._leave()
+        self.leave()
         for request_id in list(self.worker.mine):
             self.engine.abort(request_id, "the views have left")
+        self.worker.observe(False)
 
     def restart(self, config: Any = None) -> None:
         raise RuntimeError(f"{CLOSED}: make a new one and a view of it")
