@@ -20,8 +20,8 @@ why_not = refusal(context.request if context is not None else None)
 if why_not is not None:
     pn.pane.Str(why_not, styles={"font-size": "16px", "max-width": "40em", "white-space": "normal"}).servable("Cutaway")
 else:
+    from explorer.serving import serve
     from explorer.session import Session
-    from explorer.shell import serve
 
     session = Session.shared()
     session.start()

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 import panel as pn
 import param
 
+from explorer.theme import replaying
+
 
 class Clock(param.Parameterized):
     """What one browser looks at: the step on the screen and the selection. One a browser session, shared by its views.
@@ -82,6 +84,7 @@ class ExplorerView(pn.viewable.Viewer):
 
     def __init__(self, store: Any, session: Any = None, clock: Clock | None = None, **params: Any) -> None:
         super().__init__(**params)
+        replaying.set(bool(getattr(store, "replayed", False)))  # for the badges of what is built from here on
         self.store = store
         self.session = session
         self.clock = clock if clock is not None else Clock()

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.05  # how long one wait for the engine's messages lasts
 NOTICES_KEPT = 20  # of one viewer, not yet shown
-WATCH_TOP = 8  # candidates recorded with every token while somebody is here
+WATCH_TOP = 20  # candidates recorded with every token while somebody is here
 
 ENVIRONMENT = {  # environment variable -> field of EngineConfig and how to read it
     "CUTAWAY_MODEL": ("model", str),
@@ -76,6 +76,7 @@ class Session:
         self.store = store if store is not None else EventStore()
         self.status = "new"
         self.message = ""
+        self.fetching = False  # whether the model is on its way to this machine
         self._lock = threading.RLock()
         self._viewers: dict[str, Viewer] = {}
         self._left: set[str] = set()  # whom nothing is sent for any more; names never come twice
@@ -160,6 +161,7 @@ class Session:
     def _loading(self, message: Loading) -> None:
         share = "" if message.done is None else f" {100 * message.done:.0f} %"
         self.message = message.text + share
+        self.fetching = message.done is not None and message.done < 1
 
     def _ready_now(self, message: Ready) -> None:
         with self._lock:
@@ -170,11 +172,11 @@ class Session:
 
     def _rejected(self, message: Rejected) -> None:
         with self._lock:
-            if message.command == "UpdateSampling" and message.request_id not in self._asked:
+            if message.command in ("UpdateSampling", "Watch") and message.request_id not in self._asked:
                 return  # the request ended while the knob was on its way
             # A knob that was refused concerns whoever asked for something last.
             owner = self._asked.get(message.request_id, self._last_asker)
-            if message.command == "AddRequest":
+            if message.command in ("AddRequest", "Branch"):
                 self._asked.pop(message.request_id, None)
         self.notify(owner, message.error)
 
@@ -264,6 +266,21 @@ class Session:
     def chat(self, messages: Sequence[dict[str, str]], params: SamplingParams, owner: str) -> str | None:
         """Send one conversation, through the model's own chat template. Returns as ``submit``."""
         return self._asking(owner, lambda: self.process.add_chat(messages, params, owner=owner))
+
+    def branch(
+        self, source_id: str, position: int, token_id: int, owner: str, params: SamplingParams | None = None
+    ) -> str | None:
+        """A new request from the tokens of another (anybody's), with ``token_id`` forced at ``position``. Returns as ``submit``."""
+        return self._asking(owner, lambda: self.process.branch(source_id, position, token_id, params, owner=owner))
+
+    def watch_logits(self, request_id: str, owner: str, positions: int) -> None:
+        """Record the full logits of one of the viewer's own requests, for its next ``positions`` tokens."""
+        if self._asked.get(request_id) == owner:
+            self._telling(owner, lambda: self.process.watch("logits", request_id, positions=positions))
+
+    def owns(self, request_id: str, owner: str) -> bool:
+        """Whether an unfinished request is the viewer's own: only then may it be changed."""
+        return self._asked.get(request_id) == owner
 
     def abort(self, request_id: str, owner: str) -> None:
         """End one of the viewer's own requests; those of others are left alone."""

@@ -1,6 +1,5 @@
 """The frame around every page: navigation, the shared engine's state and knobs, time, address, messages, who is here."""
 
-import functools
 import html
 import threading
 import time
@@ -8,13 +7,16 @@ from typing import Any
 
 import panel as pn
 import panel_material_ui as pmui
-from panel.io.resources import get_dist_path
 
 from explorer.base import Clock, ExplorerView
 from explorer.canvas.transport import Transport
+from explorer.export.takeout import TakeOut
 from explorer.i18n import _
 from explorer.knobs import KnobPanel
 from explorer.pages import HOME, PAGES
+from explorer.replay import Replay, ReplayBar
+from explorer.runs import DEFAULT_RUN
+from explorer.shell_style import BANNER_CSS, BAR_STYLE, PAGE_SX, STATUS_CSS
 from explorer.status import here, status_line
 from explorer.theme import MUI_THEME, badge, pane
 from explorer.url import Url, format_query, integer, parse_query, read_param, write_param
@@ -23,24 +25,15 @@ TICK_MS = 100
 STATUS_S = 0.5  # how often the status line may change
 PHONE_PX = 600
 
-# The page's own parts, which live outside of the panes' shadow roots.
-PAGE_SX = {
-    "& .header.MuiAppBar-root": {
-        "backgroundColor": "background.paper", "backgroundImage": "none", "color": "text.primary", "boxShadow": "none",
-        "borderBottom": "1px solid", "borderColor": "divider",
-    },
-    "& .header .title": {"color": "var(--mui-palette-text-primary) !important", "fontSize": "19px", "fontWeight": 680, "letterSpacing": "-0.01em"},
-    "& .main": {"backgroundColor": "background.default"},
-    "& .sidebar": {"backgroundColor": "background.default"},
-}  # fmt: skip
-
 
 class Shell:
     """One browser's frame. ``page`` is what the app serves; ``tick`` is called every TICK_MS on the document."""
 
     def __init__(self, session: Any, search: str = "", phone: bool = False) -> None:
-        self.session, self.store = session, session.store
-        self.clock = Clock(owner=session.join())
+        self.session = session
+        self.replay: Replay | None = None  # what is looked at instead of the engine
+        self.owner = session.join()
+        self.clock = Clock(owner=self.owner)
         self.slug = ""
         self.view: ExplorerView | None = None
         self._views: dict[str, ExplorerView] = {}
@@ -51,11 +44,14 @@ class Shell:
         self.document: Any = None  # the Bokeh document, once it is served
         self._lock = threading.RLock()  # a server with several threads runs the callbacks of one browser side by side
         self._build(phone)
-        self.go(search)
+        self.go(search or self._meanwhile())
         self._write_url()
         self.page.param.watch(self._theme_toggled, "dark_theme")
-        self.clock.param.watch(self._clock_moved, ["step", "live", "playing", "request_id", "block_id", "token_index"])
+        self._watch_clock()
         self.tick()
+
+    def _watch_clock(self) -> None:
+        self.clock.param.watch(self._clock_moved, ["step", "live", "playing", "request_id", "block_id", "token_index"])
 
     # -- parts -----------------------------------------------------------------------------------------------------------
 
@@ -64,17 +60,21 @@ class Shell:
         self._place: dict[str, Any] = {}  # what the browser said when it had opened the page
         self._loaded = False  # whether it has drawn everything
         self.transport = Transport(self.clock)
-        self.status = pane("", css=_STATUS_CSS, margin=(0, 8))
+        self.status = pane("", css=STATUS_CSS, margin=(0, 8))
         self.heading = pane("", margin=(0, 0, 16, 0))
         self.slot = pn.Column(sizing_mode="stretch_width", margin=0, styles={"flex": "1 0 auto"})
         self._build_banner()
         self._build_sidebar()
-        bottom = pn.Column(
-            self.transport, sizing_mode="stretch_width", margin=(16, 0, 0, 0),
-            styles={"position": "sticky", "bottom": "8px", "z-index": "8", "box-shadow": "0 2px 14px rgb(0 0 0 / .10)", "border-radius": "12px"},
-        )  # fmt: skip
+        self.bottom = pn.Column(
+            self.transport,
+            sizing_mode="stretch_width",
+            margin=(16, 0, 0, 0),
+            styles=BAR_STYLE,
+            css_classes=["ct-not-in-pictures"],
+        )
+        self.replay_bar = ReplayBar(lambda: self.look_at(None))
         body = pn.Column(
-            self.url, self.banner, self.heading, self.slot, bottom, sizing_mode="stretch_width", margin=0,
+            self.url, self.banner, self.replay_bar.root, self.heading, self.slot, self.bottom, sizing_mode="stretch_width", margin=0, css_classes=["ct-page"],
             stylesheets=[":host { padding: 20px 24px 8px; box-sizing: border-box; min-height: calc(100vh - 64px); max-height: none !important; flex: 0 0 auto !important } @media (max-width: 600px) { :host { padding: 14px 10px 8px } }"],
         )  # fmt: skip
         self.page = pmui.Page(
@@ -101,17 +101,22 @@ class Shell:
         self.knobs = pn.Column(sizing_mode="stretch_width", margin=0)
         self.people = pane("")
         line = "border-top:1px solid var(--ct-line);padding-top:14px"
-        engine = pn.Column(
+        self.engine = pn.Column(
             pane(f'<h2 style="{line}">{html.escape(_("Engine"))} {badge("live")}</h2><p class="ct-small ct-muted" style="margin-top:3px">{html.escape(_("Shared by everybody who is here."))}</p>'),
             pn.Row(self.pause, self.one_step, margin=0, styles={"gap": "8px", "flex-wrap": "wrap"}),
-            self.knobs, pane(f'<h2 style="{line}">{html.escape(_("Who is here"))}</h2>'), self.people,
+            self.knobs, margin=0, sizing_mode="stretch_width", styles={"gap": "14px"},
+        )  # fmt: skip
+        self.take_out = TakeOut(self._open_run, self._looking_at, self._show_notice)
+        below = pn.Column(
+            self.engine, pane(f'<h2 style="{line}">{html.escape(_("Recorded runs and files"))}</h2>'), self.take_out.root,
+            pane(f'<h2 style="{line}">{html.escape(_("Who is here"))}</h2>'), self.people,
             margin=(6, 16, 16, 16), sizing_mode="stretch_width", styles={"gap": "14px"},
         )  # fmt: skip
-        self.sidebar = pn.Column(self.nav, engine, sizing_mode="stretch_width", margin=0)
+        self.sidebar = pn.Column(self.nav, below, sizing_mode="stretch_width", margin=0)
 
     def _build_banner(self) -> None:
         """What must be read now: the engine loading or dead, and messages to this browser."""
-        self.notice = pane("", css=_BANNER_CSS)
+        self.notice = pane("", css=BANNER_CSS)
         self.dismiss = pmui.IconButton(icon="close", size="small", description=_("Dismiss"), margin=0, visible=False)
         self.restart = pmui.Button(
             label=_("Restart the engine"), icon="restart_alt", color="primary", variant="contained", margin=0, visible=False
@@ -126,6 +131,51 @@ class Shell:
                     "box-shadow": "0 2px 14px rgb(0 0 0 / .12)", "box-sizing": "border-box"},
         )  # fmt: skip
 
+    # -- what is looked at -------------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Any:
+        """The engine's store, or that of the recorded run in its place."""
+        return self.session.store if self.replay is None else self.replay.store
+
+    def look_at(self, replay: Replay | None) -> None:
+        """Show a recorded run in place of the engine, from its beginning; None: go live."""
+        with self._lock:
+            if replay is self.replay:
+                return
+            slug = self.slug or HOME
+            self._close_views()
+            self.replay, self.slug, self.view = replay, "", None
+            self.replay_bar.show(replay)
+            self.engine.visible = replay is None
+            self.clock = Clock(owner=self.owner)  # the views that are gone listen to the old one
+            if replay is not None:
+                self.clock.param.update(live=False, step=replay.store.first_step, playing=True)
+            self._watch_clock()
+            self.transport = Transport(self.clock, recorded=replay is not None)
+            self.bottom[:] = [self.transport]
+            self._seen.clear()
+            self.open(slug)
+            self._write_url(push=True)
+        self._soon()
+
+    def _open_run(self, replay: Replay) -> None:
+        self.look_at(replay)
+
+    def _looking_at(self) -> tuple[Any, str, str]:
+        name = "run" if self.replay is None else self.replay.name or self.replay.title
+        return self.store, name, self.slug
+
+    def _meanwhile(self) -> str:
+        """The address of a recorded run, while the model is still on its way here or there is no engine; else none."""
+        waiting = self.session.status in ("new", "died") or self.session.fetching
+        return f"?run={DEFAULT_RUN}" if waiting and not len(self.session.store) else ""
+
+    def _close_views(self) -> None:
+        for view in self._views.values():
+            view.close()
+        self._views.clear()
+
     # -- pages and address -------------------------------------------------------------------------------------------------
 
     def open(self, slug: str) -> None:
@@ -135,7 +185,8 @@ class Shell:
         page = PAGES[slug]
         view = self._views.get(slug)
         if view is None:
-            view = self._views[slug] = page.build(self.store, self.session, self.clock)
+            session = self.session if self.replay is None else None
+            view = self._views[slug] = page.build(self.store, session, self.clock)
             if view.url_params:
                 view.param.watch(lambda _event: self._write_url(), list(view.url_params))
         self.slug, self.view = slug, view
@@ -160,21 +211,34 @@ class Shell:
 
     def _go(self, query: dict[str, str]) -> None:
         self._theme = query["theme"] if query.get("theme") in ("dark", "default") else None
+        self._go_to_run(query.get("run"))
         self.open(query["page"] if query.get("page") in PAGES else HOME)
         step = integer(query.get("step"))
+        begin = self.replay is not None and step is None  # a recorded run plays from its beginning
         self.clock.param.update(
-            live=step is None, playing=False, step=step or 0, request_id=query.get("request") or None,
+            live=step is None and not begin, playing=begin, step=step or (self.store.first_step if begin else 0), request_id=query.get("request") or None,
             block_id=integer(query.get("block")), token_index=integer(query.get("token")),
         )  # fmt: skip
         assert self.view is not None
         for name in self.view.url_params:
             read_param(self.view, name, query.get(name))
 
+    def _go_to_run(self, name: str | None) -> None:
+        if name is None:
+            self.look_at(None)
+        elif self.replay is None or self.replay.name != name:
+            try:
+                self.look_at(Replay.shipped(name))
+            except ValueError as error:
+                self._show_notice(str(error))
+
     def address(self) -> str:
         clock, view = self.clock, self.view
         assert view is not None
+        run = self.replay.name if self.replay is not None else None
         values: dict[str, Any] = {
-            "theme": self._theme, "page": self.slug if self.slug != HOME else None, "step": None if clock.live else clock.step, "request": clock.request_id,
+            "theme": self._theme, "run": run, "page": self.slug if self.slug != HOME else None,
+            "step": None if clock.live or clock.playing else clock.step, "request": clock.request_id,
             "block": clock.block_id, "token": clock.token_index,
         }  # fmt: skip
         return format_query({**values, **{name: write_param(view, name) for name in view.url_params}})
@@ -245,7 +309,7 @@ class Shell:
     def tick(self) -> None:
         """Send what is new. With nothing new it compares a few numbers."""
         if not self._lock.acquire(blocking=False):
-            return  # the last one is still at work
+            return  # the last one is still at work, or another run is being opened
         try:
             self._tick()
         finally:
@@ -261,7 +325,14 @@ class Shell:
         self.clock.advance(elapsed, store.last_step)
         self.transport.sync(store.first_step, store.last_step)
         assert self.view is not None
-        self.view.update()
+        try:
+            self.view.update()
+        except ValueError as error:
+            if self.replay is None:
+                raise
+            self._show_notice(_("This recorded run cannot be read on: {error}").format(error=error))
+            return self.look_at(None)
+        self.replay_bar.draw(self.session.status in ("running", "paused"))
         if self._changed("events", store.log.next_index) or self.knob_panel.unsettled:
             self.knob_panel.sync(store.latest())
         self._draw_banner()
@@ -278,7 +349,10 @@ class Shell:
         session = self.session
         if not self._changed("status", (session.status, self.store.log.next_index, [viewer.owner for viewer in session.viewers])):
             return
-        for part, text in ((self.status, status_line(self.session)), (self.people, here(self.session, self.clock.owner))):
+        for part, text in (
+            (self.status, status_line(self.session, self.replay)),
+            (self.people, here(self.session, self.clock.owner)),
+        ):
             if part.object != text:
                 part.object = text
         paused, running = self.session.status == "paused", self.session.status in ("running", "paused")
@@ -318,45 +392,6 @@ class Shell:
     def close(self) -> None:
         """The browser is gone: its requests end."""
         self.session.leave(self.clock.owner)
-        for view in self._views.values():
-            view.close()
-
-
-_STATUS_CSS = """
-:host { min-width: 0; flex: 1; }
-.line { display: flex; justify-content: flex-end; gap: 4px 16px; font-size: 13px; white-space: nowrap; overflow: hidden; }
-.line .state::before { content: ""; display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 7px; background: var(--c); }
-@media (max-width: 1000px) { .more { display: none; } }
-@media (max-width: 600px) { .model { display: none; } }
-"""
-_BANNER_CSS = """
-:host { flex: 1; }
-.died::before { content: "⚠ "; } .notice { white-space: pre-wrap; overflow-wrap: anywhere; }
-.starting::before { content: ""; display: inline-block; width: 11px; height: 11px; margin-right: 9px; border-radius: 50%; vertical-align: -1px;
-  border: 2px solid var(--panel-primary-color); border-right-color: transparent; animation: turn 1s linear infinite; }
-@keyframes turn { to { transform: rotate(360deg); } }
-@media (prefers-reduced-motion: reduce) { .starting::before { animation: none; } }
-"""
-
-
-def serve(session: Any) -> Shell:
-    """Put the frame into the current document: what the app's script calls once a browser session."""
-    arguments = pn.state.session_args
-    search = format_query({name: values[-1].decode("utf-8", "replace") for name, values in arguments.items() if values})
-    agent = str(pn.state.headers.get("User-Agent", "")) if pn.state.headers else ""
-    # A browser that comes late (its first session has expired) gets a document of which Panel has not yet said where its
-    # stylesheets are, and would look for them on a CDN.
-    document = pn.state.curdoc
-    assert document is not None
-    document.template_variables.setdefault("dist_url", get_dist_path(cdn=False))
-    shell = Shell(session, search, phone="Mobi" in agent)
-    shell.document = document
-    pn.state.onload(shell.begin)
-    # The script's globals are gone when this runs, so it holds what it needs.
-    pn.state.on_session_destroyed(functools.partial(_closed, shell))
-    shell.page.servable()
-    return shell
-
-
-def _closed(shell: Shell, _context: Any) -> None:
-    shell.close()
+        self.replay_bar.close()
+        self.take_out.close()
+        self._close_views()

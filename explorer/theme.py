@@ -8,6 +8,7 @@ also has a label, a pattern or a hover. Light and dark are not handled here colo
 import html
 import math
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,20 @@ BADGES: dict[str, tuple[str, str, str]] = {
 }
 
 
+# Set by every view when it is made: what a recorded run has measured is replayed.
+replaying: ContextVar[bool] = ContextVar("replaying", default=False)
+
+
+def provenance(kind: str) -> str:
+    """``kind``, or "replayed" for what was "measured" in the recorded run that is being shown."""
+    return "replayed" if kind == "measured" and replaying.get() else kind
+
+
 def badge(kind: str) -> str:
     """HTML of a provenance badge: "measured", "derived", "modelled", "replayed"; or of a knob: "live", "what-if"."""
     if kind not in BADGES:
         raise ValueError(f"badge must be one of {', '.join(BADGES)}, got {kind!r}")
+    kind = provenance(kind)
     sign, colour, meaning = BADGES[kind]
     return (
         f'<span class="ct-badge" style="--ct-badge:{colour}" title="{html.escape(meaning)}">'

@@ -7,7 +7,7 @@ import param
 
 from explorer.canvas.base import HERE, Canvas
 from explorer.i18n import _
-from explorer.theme import BADGES
+from explorer.theme import BADGES, provenance
 
 KEEP = 160  # points a tile draws; more are not sent
 Point = tuple[int, float, str]  # step, raw value, value with unit as text
@@ -22,7 +22,7 @@ class Gauge:
     top: float | None = None  # the full height of the line; None: its own maximum
 
     def facts(self) -> dict[str, Any]:
-        sign, colour, meaning = BADGES[self.kind]
+        sign, colour, meaning = BADGES[provenance(self.kind)]
         return {
             "key": self.key, "label": self.label, "hint": self.hint, "top": self.top, "sign": sign, "colour": colour,
             "badge": meaning, "step_label": _("step"),

@@ -26,6 +26,17 @@ TEXTS = {
 }
 
 
+RECORDED = {  # what is said otherwise of a recorded run
+    "back": _("One step back (left arrow)."),
+    "step": _("One step forward (right arrow)."),
+    "play": _("Play from here (Space) until the end of the recorded run."),
+    "pause": _("Pause (Space)."),
+    "live": _("Go to the end of the recorded run"),
+    "live_label": _("End"),
+    "all_kept": _("Every step of the recorded run is here."),
+}
+
+
 class Transport(Canvas):
     """Moves ``clock``; mirrors it and the range of recorded steps. ``sync`` is called whenever the store may have grown."""
 
@@ -40,8 +51,9 @@ class Transport(Canvas):
     speed = param.Number(default=5.0)
     texts = param.Dict(default=TEXTS)
 
-    def __init__(self, clock: Clock, **params: Any) -> None:
-        super().__init__(sizing_mode="stretch_width", margin=0, **params)
+    def __init__(self, clock: Clock, recorded: bool = False, **params: Any) -> None:
+        """``recorded``: the steps are those of a saved run, and no engine makes new ones."""
+        super().__init__(sizing_mode="stretch_width", margin=0, texts=TEXTS | RECORDED if recorded else TEXTS, **params)
         self._clock = clock
         clock.param.watch(self._mirror, ["step", "live", "playing", "speed"])
         self._mirror()

@@ -160,11 +160,12 @@ def main(arguments: list[str] | None = None) -> int:
         help="change one thing (a knob, or a parameter of all requests)",
     )
     parser.add_argument("--save", metavar="FILE", help="save the repetition as a run of its own")
+    parser.add_argument("--progress", action="store_true", help="print a line for every twentieth of the steps")
     args = parser.parse_args(arguments)
     try:
         log = EventLog.load(args.run, check=True)
         plan = changed_plan(plan_of(log), dict(_setting(text) for text in args.set))
-        done = verify(log, model=args.model, plan=plan, progress=_progress)
+        done = verify(log, model=args.model, plan=plan, progress=_progress if args.progress else None)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -185,8 +186,8 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\rstep {done} of {total}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+    if done == total or done % max(1, total // 20) == 0:
+        print(f"step {done} of {total}", flush=True)
 
 
 if __name__ == "__main__":
