@@ -246,6 +246,10 @@ class Mirror:
             finally:
                 self._acting = None
 
+    def object(self, id: str) -> Any:
+        """The Panel object behind a node."""
+        return self._nodes[id].obj
+
     def open_canvases(self) -> None:
         """Say for every canvas that it has drawn, as its script would: those with a history then send it at the next ``update()``."""
         for node in self._nodes.values():
