@@ -9,7 +9,7 @@
 const NAMES = ["free", "cached, free", "held by one request", "shared"];
 const SHORT = ["free", "cached", "held", "shared"];
 const SMALL = 6;          // below this cell size (CSS px) blocks are drawn as one image, above it cell by cell
-const MAX_CELL = 34, GUTTER = 46, FLASH_MS = 450, MAX_FLASHES = 600;
+const MAX_CELL = 34, GUTTER = 46, FLASH_MS = 450, FADE_MS = 90, MAX_FLASHES = 600;
 const words = (view) => new Uint32Array(view.buffer.slice(view.byteOffset, view.byteOffset + (view.byteLength & ~3)));
 
 class BlockMap {
@@ -198,7 +198,8 @@ class BlockMap {
     this.dirty.clear(); this.whole = false; this.frames++;
     if (now - this.said > 500) { this.said = now; this.drawLegend(); }
     else if (!this.later) this.later = setTimeout(() => { this.later = 0; this.drawLegend(); }, 500);
-    if (this.flash.size) this.schedule();
+    // A glow fades in a few steps: sixty a second would keep a browser without a GPU busy for as long as tokens come.
+    if (this.flash.size && !this.fading) this.fading = setTimeout(() => { this.fading = 0; this.schedule(); }, FADE_MS);
   }
 
   drawLegend() {
@@ -387,14 +388,10 @@ class BlockMap {
   remove() {
     this.off.forEach((f) => f());
     this.resizer.disconnect(); this.themes.disconnect();
-    cancelAnimationFrame(this.pending); clearTimeout(this.later); clearTimeout(this.asking);
+    cancelAnimationFrame(this.pending); clearTimeout(this.later); clearTimeout(this.fading); clearTimeout(this.asking);
     this.root.remove();
   }
 }
 
-function render({ model, el }) {
-  const map = new BlockMap(model, el);
-  return () => map.remove();
-}
-
+const render = ({ model, el }) => { const map = new BlockMap(model, el); return () => map.remove(); };
 export default { render };

@@ -13,6 +13,7 @@ from bokeh.models.annotations import Span
 from explorer.i18n import _
 from explorer.kv_cache.arithmetic import CacheCurves
 from explorer.kv_cache.usage import COLUMNS
+from explorer.pace import Pace
 from explorer.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, figure
 
 KEPT = 5000  # steps the browser keeps
@@ -57,16 +58,29 @@ class UsageFigure:
     root: Any
     x_range: Range1d
     here: list[Span] = field(default_factory=list)  # the step on the screen when the view is not live
+    pace: Pace = field(default_factory=Pace)
+    pending: list[dict[str, list[float]]] = field(default_factory=list)  # rows that are not in the source yet
 
     def clear(self) -> None:
+        self.pending = []
         self.source.data = {name: [] for name in COLUMNS}
 
-    def stream(self, rows: dict[str, list[float]]) -> None:
+    def add(self, rows: dict[str, list[float]]) -> None:
+        """Rows to be drawn by the next ``look_at``."""
         if rows["step"]:
-            self.source.stream(usage_columns(rows), KEPT)
+            self.pending.append(rows)
 
     def look_at(self, step: int, last: int, live: bool) -> None:
-        """Show ``WINDOW`` steps that end at the newest one, or that have ``step`` among them, with a line at it."""
+        """Show ``WINDOW`` steps that end at the newest one, or that have ``step`` among them, with a line at it.
+
+        While live it keeps its pace: what came too early is drawn by a later call (``pace.late``)."""
+        if not self.pace.due() and live:
+            return
+        self.pace.late = False
+        if self.pending:
+            rows = {name: [v for part in self.pending for v in part[name]][-KEPT:] for name in self.pending[0]}
+            self.pending = []
+            self.source.stream(usage_columns(rows), KEPT)
         end = last if live else min(max(step + WINDOW // 2, WINDOW), max(last, step))
         end = max(end, 20)
         start = max(0, end - WINDOW)

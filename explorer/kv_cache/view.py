@@ -129,6 +129,8 @@ class KVCacheView(ExplorerView):
             self._take(events)
         shown = (self.shown_step, self.clock.live)
         if not events and shown == self._shown:
+            if self.used.pace.late:
+                self.used.look_at(shown[0], self.store.last_step, shown[1])
             return
         moved, self._shown = shown != self._shown, shown
         state = self.state()
@@ -151,7 +153,7 @@ class KVCacheView(ExplorerView):
                 self._restart(event)
                 events = events[i:]
         new = self.usage.rows(events)
-        self.used.stream(new)
+        self.used.add(new)
         for values in zip(*new.values(), strict=True):
             self.last_row = dict(zip(usage.COLUMNS, values, strict=True))
             self._rows_by_step[int(self.last_row["step"])] = self.last_row

@@ -9,6 +9,7 @@ from bokeh.events import DoubleTap, Tap
 from explorer.base import Clock, ExplorerView
 from explorer.canvas.gauges import KEEP, Gauge, Gauges, Point
 from explorer.i18n import _, ngettext
+from explorer.pace import Pace
 from explorer.run.answers import Answers
 from explorer.run.composer import Composer
 from explorer.run.figure import PHASES, ROLLOVER, WINDOW, gantt, gantt_columns, ranges
@@ -46,6 +47,8 @@ class RunView(ExplorerView):
         super().__init__(store, session, clock, **params)
         self.rows = RunRows()
         self._shown: tuple[int, bool] = (-1, True)
+        self._pace = Pace()
+        self._undrawn: list[Bar] = []  # new bars that are not in the figure yet
         self.gauges = Gauges(GAUGES)
         self.answers = Answers(self.rows, store, session, self.clock)
         self.sources, self.plot, self._here = gantt()
@@ -95,6 +98,8 @@ class RunView(ExplorerView):
         events = self.new_events()
         shown = (self.shown_step, self.clock.live)
         if not events and shown == self._shown and not self.answers.cards.due and not self.gauges.due:
+            if self._pace.late:
+                self._draw_gantt(False)
             return
         self.rows.feed(events)
         # While live the newest step is shown and only differences travel; a jump in time redraws.
@@ -120,15 +125,19 @@ class RunView(ExplorerView):
     # -- Gantt ---------------------------------------------------------------------------------------------------------------
 
     def _draw_gantt(self, again: bool) -> None:
-        """Stream the new bars; draw the window again when the view moved to where they are not."""
+        """Stream the new bars, at a pace while live; draw the window again when the view moved to where they are not."""
+        self._undrawn += self.rows.new_bars
+        if not self._pace.due() and self.clock.live and not again:
+            return
+        new, self._undrawn, self._pace.late = self._undrawn, [], False
         shown, last = self.shown_step, self.store.last_step
         newest = last if self.clock.live else max(min(last, shown + WINDOW // 2), min(last, WINDOW))
         bars = list(self.rows.steps_between(newest - WINDOW + 1, newest))
-        if again or len(self.rows.new_bars) > ROLLOVER:
+        if again or len(new) > ROLLOVER:
             for phase, columns in gantt_columns(bars).items():
                 self.sources[phase].data = columns
-        elif self.clock.live and self.rows.new_bars:
-            for phase, columns in gantt_columns(self.rows.new_bars).items():
+        elif self.clock.live and new:
+            for phase, columns in gantt_columns(new).items():
                 if columns["step"]:
                     self.sources[phase].stream(columns, ROLLOVER)
         x_range, y_range, labelled = ranges(bars, newest)

@@ -7,6 +7,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.request import SamplingParams
+from explorer.pace import Pace
 from explorer.session import Session
 from explorer.store import EventStore
 from tests.explorer.fake import FakeProcess
@@ -38,6 +39,12 @@ class Desk:
     def run(self, steps: int = 1) -> None:
         self.process.advance(steps)
         self.deliver()
+
+
+@pytest.fixture(autouse=True)
+def figures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every update draws: tests do not wait for the next quarter of a second."""
+    monkeypatch.setattr(Pace, "seconds", 0.0)
 
 
 @pytest.fixture
