@@ -48,6 +48,13 @@ PAGES: dict[str, Page] = {
             "grid_view",
             "explorer.kv_cache.view:KVCacheView",
         ),
+        Page(
+            "sampling",
+            _("Sampling"),
+            _("Why did this token come out, and what would another setting have given?"),
+            "casino",
+            "explorer.sampling.view:SamplingView",
+        ),
     )
 }
 HOME = "run"

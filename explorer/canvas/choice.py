@@ -1,0 +1,48 @@
+"""How one token was chosen: candidates as bars through every processor, the dart on the bar of what was kept, the cut of top-p."""
+
+from collections.abc import Callable
+from typing import Any
+
+import param
+
+from explorer.canvas.base import HERE, Canvas
+from explorer.i18n import _
+
+TEXTS = {
+    "token": _("token"),
+    "removed": _("removed by {name}"),
+    "chosen": _("chosen by the engine"),
+    "lands": _("u falls here"),
+    "others": _("{n} other tokens"),
+    "rest": _("{n} more"),
+    "unknown": _("not known"),
+    "token_id": _("token id {id}"),
+    "bar": _("What was kept, likeliest first. The dart u = {u} falls on {token}."),
+    "bar_greedy": _("No dart: temperature 0 takes the likeliest token."),
+    "rank": _("rank (logarithmic)"),
+    "curve": _("Mass of the r likeliest tokens, as top-p sees it"),
+    "cut": _("p = {p}: {n} tokens"),
+    "cut_beyond": _("p = {p}: more tokens than are known"),
+    "no_cut": _("top-p is off: no cut"),
+    "unseen": _("a token further down"),
+}
+
+
+class ChoicePicture(Canvas):
+    """Draws ``data``, as ``explorer.sampling.picture.choice_data`` makes it: {} shows ``empty``."""
+
+    _esm = HERE / "choice.js"
+    kinds = ("drawn",)
+
+    data = param.Dict(default={})
+    empty = param.String(default="")
+    texts = param.Dict(default=TEXTS)
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(sizing_mode="stretch_width", margin=0, **params)
+        self.drawn: Callable[[int], None] | None = None
+
+    def on_drawn(self, action: dict[str, Any]) -> None:
+        """The browser has put a picture on the screen that asked to be told (``data["tell"]``)."""
+        if self.drawn is not None and isinstance(action.get("tell"), int):
+            self.drawn(action["tell"])
