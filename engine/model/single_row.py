@@ -56,7 +56,7 @@ class RowShape:
     intermediate_size: int
     eps: float
     qk_norm: bool
-    biases: tuple[bool, bool, bool, bool]  # whether o, gate_up, down, qkv have one
+    biases: tuple[bool, ...]  # whether o, gate_up, down, qkv have one
     dtype: str  # of the weights and of stored K and V
     compute_dtype: str  # of what attention takes and gives
     threads: int  # that share the work; compiled for one it would never use more

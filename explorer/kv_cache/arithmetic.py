@@ -10,6 +10,7 @@ import numpy as np
 from engine.events.types import CacheTimed, EngineStarted, PoolResized
 from engine.hardware.flops import forward_flops
 from engine.hardware.memory import KvShape, blocks_for, human_bytes, pool_bytes
+from explorer.i18n import _, ngettext
 
 LENGTHS = (16, 64, 128, 256, 384, 512)  # contexts at which a step is timed with and without the cache
 
@@ -45,71 +46,78 @@ def card_html(
     token = shape.bytes_per_token
     max_len = int(started.config.get("max_model_len") or 0)
     factors = (
-        ("2", "K and V"), (str(shape.num_layers), "layers"), (str(shape.num_kv_heads), "KV heads"),
-        (str(shape.head_dim), "head size"), (str(shape.bytes_per_element), f"bytes ({started.device.get('dtype')})"),
+        ("2", _("K and V")), (str(shape.num_layers), _("layers")), (str(shape.num_kv_heads), _("KV heads")),
+        (str(shape.head_dim), _("head size")), (str(shape.bytes_per_element), _("bytes ({dtype})").format(dtype=started.device.get("dtype"))),
     )  # fmt: skip
     formula = '<span class="kv-times">×</span>'.join(
         f'<span class="kv-factor"><b>{html.escape(value)}</b><i>{html.escape(name)}</i></span>' for value, name in factors
     )
-    rows = [("One token", f"{token:,} bytes", human_bytes(token)), _times(f"One block of {block_size} tokens", block_size, token)]
+    rows = [
+        (_("One token"), _("{n:,} bytes").format(n=token), human_bytes(token)),
+        _times(_("One block of {n} tokens").format(n=block_size), block_size, token),
+    ]
     if request is not None:
         held = blocks_for(request[1], block_size) * block_size
-        rows.append(_times(f"{request[0]} now: {request[1]} tokens, in {held // block_size} blocks", held, token))
+        now = _("{request} now: {tokens} tokens, in {blocks} blocks")
+        rows.append(_times(now.format(request=request[0], tokens=request[1], blocks=held // block_size), held, token))
     if max_len:
-        rows.append(_times(f"The longest request ({max_len:,} tokens)", max_len, token))
-    rows.append(_times(f"The pool ({num_blocks:,} blocks)", num_blocks * block_size, token))
+        rows.append(_times(_("The longest request ({n:,} tokens)").format(n=max_len), max_len, token))
+    rows.append(_times(_("The pool ({n:,} blocks)").format(n=num_blocks), num_blocks * block_size, token))
     body = "".join(f"<tr><th>{html.escape(a)}</th><td>{b}</td><td><b>{c}</b></td></tr>" for a, b, c in rows)
     return (
-        f'<div class="kv-formula" role="math" aria-label="bytes of one token">{formula}<span class="kv-times">=</span>'
-        f'<span class="kv-factor kv-result"><b>{human_bytes(token)}</b><i>per token</i></span></div>'
+        f'<div class="kv-formula" role="math" aria-label="{html.escape(_("bytes of one token"))}">{formula}<span class="kv-times">=</span>'
+        f'<span class="kv-factor kv-result"><b>{human_bytes(token)}</b><i>{html.escape(_("per token"))}</i></span></div>'
         f'<table class="kv-table">{body}</table>{_heads_html(shape)}{agreement_html(shape, measured, num_blocks, block_size)}'
         f"{_parameters_html(started.model)}"
     )
 
 
 def _times(name: str, slots: int, token: int) -> tuple[str, str, str]:
-    return name, f"{slots:,} × {token:,} bytes", human_bytes(slots * token)
+    return name, _("{slots:,} × {bytes:,} bytes").format(slots=slots, bytes=token), human_bytes(slots * token)
 
 
 def _heads_html(shape: KvShape) -> str:
     """What one token costs with this model's heads, and had every query head, or none, its own K and V."""
-    kinds = [("MHA", shape.mha, "a K and V for each query head"), ("MQA", shape.mqa, "one K and V for all query heads")]
+    kinds = [("MHA", shape.mha, _("a K and V for each query head")), ("MQA", shape.mqa, _("one K and V for all query heads"))]
     if shape.attention_name == "GQA":
         group = shape.num_attention_heads // shape.num_kv_heads
-        kinds.insert(1, ("GQA", shape, f"groups of {group} query heads share one"))
+        kinds.insert(1, ("GQA", shape, _("groups of {n} query heads share one").format(n=group)))
     rows = ""
     for name, variant, what in kinds:
         width = 100 * variant.num_kv_heads / shape.num_attention_heads
         ratio = variant.bytes_per_token / shape.bytes_per_token
         here = variant == shape
-        tag = " (this model)" if here else f" (× {ratio:.3g})"
+        tag = _(" (this model)") if here else f" (× {ratio:.3g})"
+        heads = ngettext("{n} KV head: {what}", "{n} KV heads: {what}", variant.num_kv_heads).format(
+            n=variant.num_kv_heads, what=what
+        )
+        each = _("{n} bytes per token").format(n=variant.bytes_per_token)
         rows += (
             f'<div class="kv-head{" kv-here" if here else ""}"><span>{name}<i>{html.escape(tag)}</i></span>'
-            f'<span class="kv-bar" title="{variant.bytes_per_token} bytes per token">'
+            f'<span class="kv-bar" title="{html.escape(each)}">'
             f'<span style="width:{width:.1f}%"></span></span>'
-            f"<span>{human_bytes(variant.bytes_per_token)}</span><em>{variant.num_kv_heads} KV head{'s' if variant.num_kv_heads != 1 else ''}: {what}</em></div>"
+            f"<span>{human_bytes(variant.bytes_per_token)}</span><em>{html.escape(heads)}</em></div>"
         )
-    return f'<h3>Had it been built otherwise, per token</h3><div class="kv-heads">{rows}</div>'
+    return f'<h3>{html.escape(_("Had it been built otherwise, per token"))}</h3><div class="kv-heads">{rows}</div>'
 
 
 def agreement_html(shape: KvShape, measured: Measured | None, num_blocks: int, block_size: int) -> str:
     """The formula's bytes beside those of the tensors, and whether they are the same; None: the log no longer says."""
     derived = pool_bytes(shape, num_blocks, block_size)
     if measured is None:
-        return (
-            f'<p class="kv-agree">Pool by the formula <b>{derived:,} bytes</b> (derived); what was allocated for it is no longer in '
-            "the recorded events.</p>"
+        gone = _(
+            "Pool by the formula <b>{derived:,} bytes</b> (derived); what was allocated for it is no longer in the recorded events."
         )
+        return f'<p class="kv-agree">{gone.format(derived=derived)}</p>'
     gap = measured.pool_bytes - derived
     if gap == 0:
-        verdict = '<span class="kv-ok">✓ equal to the byte</span>'
+        verdict = f'<span class="kv-ok">✓ {html.escape(_("equal to the byte"))}</span>'
     else:
-        word = "more" if gap > 0 else "fewer"
-        verdict = f'<span class="kv-off">✗ {abs(gap):,} bytes {word} allocated than the formula says</span>'
-    return (
-        f'<p class="kv-agree">Pool by the formula <b>{derived:,} bytes</b> (derived), tensors as allocated '
-        f"<b>{measured.pool_bytes:,} bytes</b> (measured): {verdict}</p>"
-    )
+        more = _("{n:,} bytes more allocated than the formula says")
+        fewer = _("{n:,} bytes fewer allocated than the formula says")
+        verdict = f'<span class="kv-off">✗ {html.escape((more if gap > 0 else fewer).format(n=abs(gap)))}</span>'
+    both = _("Pool by the formula <b>{derived:,} bytes</b> (derived), tensors as allocated <b>{measured:,} bytes</b> (measured)")
+    return f'<p class="kv-agree">{both.format(derived=derived, measured=measured.pool_bytes)}: {verdict}</p>'
 
 
 def _parameters_html(model: dict[str, Any]) -> str:
@@ -118,10 +126,11 @@ def _parameters_html(model: dict[str, Any]) -> str:
         return ""
     rule = 12 * model["num_layers"] * model["hidden_size"] ** 2
     embedding = model.get("num_embedding_parameters", 0)
-    return (
-        f'<p class="kv-agree">For scale: the model has {model["num_parameters"]:,} parameters, {embedding:,} of them in the '
-        f"embedding. The rule of thumb 12 L d² gives {rule:,}: it assumes MHA, a feed-forward of 4 d and no embedding.</p>"
-    )
+    words = _(
+        "For scale: the model has {parameters:,} parameters, {embedding:,} of them in the embedding. The rule of thumb 12 L d² "
+        "gives {rule:,}: it assumes MHA, a feed-forward of 4 d and no embedding."
+    ).format(parameters=model["num_parameters"], embedding=embedding, rule=rule)
+    return f'<p class="kv-agree">{html.escape(words)}</p>'
 
 
 # ------------------------------------------------------------------------------------------- a step with and without cache
@@ -200,8 +209,11 @@ def in_words(curves: CacheCurves, model: dict[str, Any]) -> str:
     t = int(curves.lengths[-1])
     ratio = curves.without_ms[-1] / curves.with_ms[-1] if curves.with_ms[-1] else float("nan")
     share = forward_flops(model, start=0, num_tokens=t)
-    return (
-        f"At {t} tokens the next token takes {curves.with_ms[-1]:.1f} ms with the cache and {curves.without_ms[-1]:.1f} ms without: "
-        f"{ratio:.1f} times. Of the operations without it, {100 * share.linear / share.total:.0f} % are linear layers (t d²) and "
-        f"{100 * share.attention / share.total:.0f} % attention (t² d), which would take over at about {crossover(model):,} tokens."
-    )
+    return _(
+        "At {t} tokens the next token takes {with_ms:.1f} ms with the cache and {without_ms:.1f} ms without: {ratio:.1f} times. "
+        "Of the operations without it, {linear:.0f} % are linear layers (t d²) and {attention:.0f} % attention (t² d), which would "
+        "take over at about {crossover:,} tokens."
+    ).format(
+        t=t, with_ms=curves.with_ms[-1], without_ms=curves.without_ms[-1], ratio=ratio, linear=100 * share.linear / share.total,
+        attention=100 * share.attention / share.total, crossover=crossover(model),
+    )  # fmt: skip

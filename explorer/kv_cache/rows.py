@@ -14,6 +14,7 @@ import numpy as np
 from engine.events.state import ReqView, State
 from engine.events.types import Event, TokenSampled
 from explorer.canvas.blockmap import CACHED, FREE, HELD, SHARED, pack_codes
+from explorer.i18n import _, ngettext
 
 CHIPS = 48  # blocks of a table that are shown, unless its request is selected
 CHIPS_SELECTED = 400
@@ -147,7 +148,7 @@ def block_tokens(view: ReqView, index: int, block_size: int) -> list[int]:
     return view.token_ids[index * block_size : end]
 
 
-def describe_block(state: State, block_id: int, text_of: Callable[[int], str | None] = lambda _: None) -> list[str]:
+def describe_block(state: State, block_id: int, text_of: Callable[[int], str | None] = lambda _id: None) -> list[str]:
     """The lines that a hover over a block shows. ValueError for a block outside the pool."""
     if not 0 <= block_id < state.num_blocks:
         raise ValueError(f"block_id must lie in [0, {state.num_blocks}), got {block_id}")
@@ -156,18 +157,21 @@ def describe_block(state: State, block_id: int, text_of: Callable[[int], str | N
     if refs == 0:
         if block_id in state.cached:
             place = list(state.lru).index(block_id) + 1 if block_id in state.lru else 1
-            lines[0] = "ref_count 0 · cached: a prompt with this prefix would hit it"
-            lines.append(f"{ordinal(place)} of {len(state.lru)} to be evicted")
+            lines[0] = _("ref_count 0 · cached: a prompt with this prefix would hit it")
+            lines.append(_("{place} of {n} to be evicted").format(place=ordinal(place), n=len(state.lru)))
         else:
-            lines[0] = "ref_count 0 · free, nothing to find in it"
+            lines[0] = _("ref_count 0 · free, nothing to find in it")
     who = holders(state, block_id)
     for view, index in who[:6]:
         first = index * state.block_size
         held = max(0, min(state.block_size, view.num_computed_tokens - first))
-        where = f"positions {first}–{first + held - 1}" if held else "nothing written yet"
-        lines.append(f"{view.request_id} ({view.status}): logical block {index}, {where} · {held} of {state.block_size} tokens")
+        where = _("positions {first}–{last}").format(first=first, last=first + held - 1) if held else _("nothing written yet")
+        line = _("{request} ({status}): logical block {index}, {where} · {held} of {size} tokens")
+        lines.append(
+            line.format(request=view.request_id, status=view.status, index=index, where=where, held=held, size=state.block_size)
+        )
     if len(who) > 6:
-        lines.append(f"and {len(who) - 6} more requests")
+        lines.append(ngettext("and {n} more request", "and {n} more requests", len(who) - 6).format(n=len(who) - 6))
     if block_id in state.cached:
         lines.append(f"hash {state.cached[block_id] & (2**64 - 1):016x}")
     if who:
@@ -181,13 +185,14 @@ def _tokens_line(token_ids: list[int], text_of: Callable[[int], str | None]) -> 
         return ""
     texts = [text_of(token) for token in token_ids]
     if all(text is not None for text in texts):
-        return "tokens: " + "|".join(str(text).replace("\n", "⏎") for text in texts)
+        return _("tokens: ") + "|".join(str(text).replace("\n", "⏎") for text in texts)
     parts = [str(token) if token >= 0 else "?" for token in token_ids]
-    return "token ids: " + " ".join(parts[:24]) + (f" … {len(parts) - 24} more" if len(parts) > 24 else "")
+    more = _(" … {n} more").format(n=len(parts) - 24) if len(parts) > 24 else ""
+    return _("token ids: ") + " ".join(parts[:24]) + more
 
 
 def ordinal(n: int) -> str:
-    """1 -> "1st"."""
+    """1 -> "1st". English only: a catalogue that has no such form leaves {place} out of its sentence."""
     ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n}{ending}"
 

@@ -22,6 +22,7 @@ from engine.events.types import (
     StepDone,
 )
 from engine.hardware.memory import blocks_for, contiguous_slots, utilisation
+from explorer.i18n import _, ngettext
 
 COLUMNS = ("step", "requests", "tokens", "stored", "slots", "blocks", "reserved", "pool", "paged_use", "contiguous_use")
 
@@ -133,19 +134,19 @@ def summary(row: dict[str, float], max_model_len: int, block_size: int) -> str:
     """One row in words: what is held, what pages waste, what contiguous reservation would have wasted."""
     requests, slots = int(row["requests"]), int(row["slots"])
     if not requests:
-        return "No request holds a block at this step."
-    paged = f"{int(row['stored']):,} tokens in {int(row['blocks']):,} blocks of {block_size}"
-    paged += f" ({slots:,} slots, {row['paged_use']:.0f} % in use)"
+        return _("No request holds a block at this step.")
+    paged = _("{stored:,} tokens in {blocks:,} blocks of {size} ({slots:,} slots, {use:.0f} % in use)").format(
+        stored=int(row["stored"]), blocks=int(row["blocks"]), size=block_size, slots=slots, use=row["paged_use"]
+    )
     shared = int(row["tokens"] - row["stored"])
     if shared > 0:
-        paged += f"; sharing spares another {shared:,} tokens' worth"
+        paged += _("; sharing spares another {n:,} tokens' worth").format(n=shared)
     reserved = int(row["reserved"])
     fit = int(row["pool"]) // max_model_len if max_model_len else 0
-    more = "more than this pool has" if reserved > row["pool"] else f"the pool would fit {fit} such requests"
-    return (
-        f"{paged}. Contiguous reservation would set aside {requests} × {max_model_len:,} = {reserved:,} slots "
-        f"({row['contiguous_use']:.1f} % in use), {more}."
-    )
+    more = _("more than this pool has") if reserved > row["pool"] else _("the pool would fit {n} such requests").format(n=fit)
+    return _(
+        "{paged}. Contiguous reservation would set aside {n} × {length:,} = {reserved:,} slots ({use:.1f} % in use), {more}."
+    ).format(paged=paged, n=requests, length=max_model_len, reserved=reserved, use=row["contiguous_use"], more=more)
 
 
 # -------------------------------------------------------------------------------------------------------- prefix look-ups
@@ -175,20 +176,25 @@ def lookups(events: Iterable[Event], block_size: int) -> list[Lookup]:
 def in_words(lookup: PrefixLookup, block_size: int) -> str:
     """Why the hit was no longer than it was, for a reader who has never seen a prefix cache."""
     asked, hit = lookup.num_tokens, lookup.num_hit_tokens
-    again = "After a preemption: " if lookup.recompute else ""
+    again = _("After a preemption: ") if lookup.recompute else ""
     if not lookup.miss_reason:
         left = asked - hit
-        rest = "the last token is" if left == 1 else f"the last {left} tokens, less than a block or wanted for their logits, are"
-        return _sentence(f"{again}everything that can be cached was there; {rest} computed.")
-    start = f"{again}the first {hit} tokens were there; then " if hit else again
-    new = "the rest is new text" if hit else "nobody sent this beginning before"
+        there = ngettext(
+            "everything that can be cached was there; the last token is computed.",
+            "everything that can be cached was there; the last {n} tokens, less than a block or wanted for their logits, are computed.",
+            left,
+        )
+        return _sentence(again + there.format(n=left))
+    start = again + _("the first {n} tokens were there; then ").format(n=hit) if hit else again
+    new = _("the rest is new text") if hit else _("nobody sent this beginning before")
+    short = _("too short: only full blocks of {size} tokens are cached, and one token is always computed.")
     reason = {
-        "disabled": "prefix caching is switched off, so nothing was looked up.",
-        "no such prefix": f"no block is known that goes on with these tokens ({new}).",
-        "shorter than a block": f"too short: only full blocks of {block_size} tokens are cached, and one token is always computed.",
-        "evicted": "the next block was cached once, but had been evicted to make room.",
-        "different salt": "the same tokens are cached under another salt, and salts do not share.",
-        "hash collision": "a block with the same hash holds other tokens; they were compared, so it is a miss.",
+        "disabled": _("prefix caching is switched off, so nothing was looked up."),
+        "no such prefix": _("no block is known that goes on with these tokens ({new}).").format(new=new),
+        "shorter than a block": short.format(size=block_size),
+        "evicted": _("the next block was cached once, but had been evicted to make room."),
+        "different salt": _("the same tokens are cached under another salt, and salts do not share."),
+        "hash collision": _("a block with the same hash holds other tokens; they were compared, so it is a miss."),
     }.get(lookup.miss_reason, lookup.miss_reason)
     return _sentence(start + reason)
 
