@@ -163,3 +163,6 @@ class Frame(anywidget.AnyWidget):
             self._pages.clear()
             self._mirror.close()
         super().close()
+
+    def __del__(self) -> None:
+        """As for ``Desk``: nothing at the end of the kernel."""

@@ -11,7 +11,8 @@ from explorer.i18n import _
 from explorer.status import facts, status_line
 from explorer.theme import badge, pane
 
-NOTICE_S = 20.0
+NOTICE_S = 20.0  # how long a message stays
+COST_S = 0.5  # how often the cost of watching, which changes with every step, is told anew
 CSS = """
 .line { display: flex; flex-wrap: wrap; align-items: center; gap: 2px 16px; font-size: 13px; }
 .line .state::before { content: ""; display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 7px; background: var(--c); }
@@ -34,6 +35,7 @@ class Head:
             self.layout.append(self.restart)
         self._notice, self._until = "", 0.0
         self._drawn: Any = None
+        self._step, self._when = -1, 0.0
 
     def update(self) -> None:
         session = self.session
@@ -43,15 +45,11 @@ class Head:
                 self._notice, self._until = " ".join(dict.fromkeys(notices)), time.monotonic() + NOTICE_S
             elif self._notice and time.monotonic() > self._until:
                 self._notice = ""
-        # The cost of watching is in the line; it is drawn again with every other change only twice a second.
-        key = (
-            self._notice,
-            session and (session.status, session.message),
-            session and int(2 * time.monotonic()) and self.store.last_step,
-        )
-        if key == self._drawn:
+        key = (self._notice, session and (session.status, session.message))
+        now, step = time.monotonic(), self.store.last_step
+        if key == self._drawn and (step == self._step or now - self._when < COST_S):
             return
-        self._drawn = key
+        self._drawn, self._step, self._when = key, step, now
         if session is None:
             self.text.object = _replayed(self.store)
             return

@@ -31,6 +31,7 @@ class Shown:
         store, session = desk.source.store, desk.source.session
         self.view = page.build(store, session, desk.clock)
         self.head = Head(store, session, desk.clock.owner)
+        self.head.update()  # so that what goes out with the widget is complete
         steering = self.view.controls()
         self.controls = {name: control(widget) for name, widget in steering.items()}
         names = self.view.live_knobs if session is not None else ()
@@ -277,14 +278,15 @@ class Desk(w.VBox):
     def close(self) -> None:
         """Take the widget away; requests that were sent from it end. The engine runs on."""
         HUB.remove(self)
-        if not hasattr(self, "source"):  # it was never made: there is nothing of this kind to look at
-            return
         with LOCK:
             if self.source.session is not None:
                 self.source.session.leave(self.clock.owner)
             for shown in self.shown.values():
                 shown.close()
             super().close()
+
+    def __del__(self) -> None:
+        """A widget lives until it is closed or the kernel ends; then other threads may hold locks for good, so none is taken."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({(self.source.session and self.source.session.status) or 'recorded'}, step {self.step})"
