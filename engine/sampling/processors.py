@@ -14,6 +14,7 @@ These are the definitions, written to be read and to be applied to recorded logi
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -86,24 +87,25 @@ def probabilities(logits: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
 
 
-def apply_penalties(
+@dataclass(frozen=True)
+class Penalised:
+    """What penalties change: the logits of N tokens, ``rows`` and ``ids`` int64 [N], float32 ``before`` and ``after`` [N]."""
+
+    rows: Tensor
+    ids: Tensor
+    before: Tensor
+    after: Tensor
+
+
+def penalise(
     logits: Tensor,
     counts: Sequence[TokenCounts],
     repetition_penalty: Sequence[float],
     presence_penalty: Sequence[float],
     frequency_penalty: Sequence[float],
-    out: Tensor | None = None,
-) -> Tensor:
-    """Make tokens that were already there less likely; float32 [S, V]. ``counts[i]`` and the penalties belong to row i.
-
-    Repetition (Keskar et al., "CTRL", 2019, with the sign rule of transformers and vLLM): the logit of each token of
-    prompt or output is divided by the penalty when positive and multiplied by it otherwise. Then frequency and
-    presence (as OpenAI's API defines them, over the output only): logit - frequency * count - presence * (count > 0).
-    1, 0 and 0 change nothing. ``out``: float32 [S, V] to write to (not ``logits``). ValueError for a token id outside
-    the vocabulary.
-    """
+) -> Penalised:
+    """The logits that the penalties change, see ``apply_penalties``."""
     sizes = [len(c.ids) for c in counts]
-    rows_N = np.repeat(np.arange(len(counts)), sizes)
     ids_N = np.concatenate([c.ids for c in counts])
     if ids_N.size and not 0 <= ids_N.min() <= ids_N.max() < logits.shape[-1]:
         raise ValueError(f"token ids must lie in [0, {logits.shape[-1]}), got {ids_N.min()} to {ids_N.max()}")
@@ -112,12 +114,29 @@ def apply_penalties(
         + [np.repeat(np.asarray(p, dtype=np.float32), sizes) for p in (repetition_penalty, presence_penalty, frequency_penalty)]
     )
     count_N, repetition_N, presence_N, frequency_N = torch.from_numpy(per_token).to(logits.device)
-    where = (torch.from_numpy(rows_N).to(logits.device), torch.from_numpy(ids_N).to(logits.device))
-    out = (torch.empty_like(logits, dtype=torch.float32) if out is None else out).copy_(logits)
-    x = out[where]
-    x = torch.where(x > 0, x / repetition_N, x * repetition_N)
-    x = x - frequency_N * count_N - presence_N * (count_N > 0)
-    return out.index_put_(where, x)
+    rows = torch.from_numpy(np.repeat(np.arange(len(counts)), sizes)).to(logits.device)
+    ids = torch.from_numpy(ids_N).to(logits.device)
+    before = logits[rows, ids].float()
+    x = torch.where(before > 0, before / repetition_N, before * repetition_N)
+    return Penalised(rows, ids, before, x - frequency_N * count_N - presence_N * (count_N > 0))
+
+
+def apply_penalties(
+    logits: Tensor,
+    counts: Sequence[TokenCounts],
+    repetition_penalty: Sequence[float],
+    presence_penalty: Sequence[float],
+    frequency_penalty: Sequence[float],
+) -> Tensor:
+    """Make tokens that were already there less likely; float32 [S, V]. ``counts[i]`` and the penalties belong to row i.
+
+    Repetition (Keskar et al., "CTRL", 2019, with the sign rule of transformers and vLLM): the logit of each token of
+    prompt or output is divided by the penalty when positive and multiplied by it otherwise. Then frequency and
+    presence (as OpenAI's API defines them, over the output only): logit - frequency * count - presence * (count > 0).
+    1, 0 and 0 change nothing. ValueError for a token id outside the vocabulary.
+    """
+    p = penalise(logits, counts, repetition_penalty, presence_penalty, frequency_penalty)
+    return torch.empty_like(logits, dtype=torch.float32).copy_(logits).index_put_((p.rows, p.ids), p.after)
 
 
 def apply_temperature(logits: Tensor, temperature: PerRow) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling import selection
-from engine.sampling.processors import NEG_INF, TokenCounts, apply_penalties
+from engine.sampling.processors import NEG_INF, Penalised, TokenCounts, penalise
 from engine.sampling.rng import uniform, uniforms
 from engine.sampling.sampled import Sampled, SampleRow, failed, told
 from engine.sampling.selection import Draws
@@ -28,6 +28,7 @@ from engine.sampling.selection import Draws
 __all__ = ["SampleRow", "Sampled", "Sampler"]
 
 _COLDEST, _HOTTEST = 1e-30, 1e30  # beyond, float32 logits give the same; within, 1 / temperature is a float32 number
+_SPARE = 12  # tokens of a head beyond those that are listed: a tie with its last ones would need the whole row
 _RAW_HEAD = 32  # enough of the raw order to place nearly every token that is chosen
 _SCALAR_DRAWS = 16  # up to this many rows the scalar generator is faster than the vectorised one
 
@@ -81,7 +82,8 @@ class Sampler:
         raw, table = logprobs, np.tile(np.array([[1.0], [self.vocab_size], [1.0], [0.0], [0.0]]), len(rows))
         listed = min(max(rows[0].params.logprobs or 0, observe_top or 0), self.vocab_size)
         tokens = torch.tensor([token for token, _ in chosen], device=raw.device)
-        host = self._measure(raw, self._penalised(raw, list(rows)), table, listed, tokens)
+        penalised, changed = self._penalised(raw, list(rows))
+        host = self._measure(raw, penalised, table, listed, changed, tokens)
         out = told(host, list(rows), table, observe_top if observe_top is not None else 0)
         for one, (_, logprob) in zip(out, chosen, strict=True):
             one.u, one.prob, one.nucleus_size, one.nucleus_mass = None, math.exp(logprob), 0, 0.0
@@ -89,18 +91,18 @@ class Sampler:
 
     def _greedy(self, logits: Tensor, rows: list[SampleRow], _: int | None) -> list[Sampled]:
         """Rows of temperature 0 that nobody observes: the first of the largest logits, and no exponentials."""
-        values, ids = _argmax(self._penalised(logits, rows))
+        values, ids = _argmax(self._penalised(logits, rows)[0])
         host = torch.stack([values.double(), ids.double()]).cpu()
         return [failed(v) or Sampled(int(i), nucleus_mass=0.0) for v, i in zip(*host.tolist(), strict=True)]
 
     def _draw(self, logits: Tensor, rows: list[SampleRow], observe_top: int | None) -> list[Sampled]:
         """Rows that are drawn, or observed."""
         raw = logits if logits.dtype == torch.float32 else self._buffer("raw", logits).copy_(logits)
-        penalised = self._penalised(raw, rows)
+        penalised, changed = self._penalised(raw, rows)
         wanted = [-1 if r.params.logprobs is None else r.params.logprobs for r in rows]
         listed = min(max(*wanted, -1 if observe_top is None else observe_top), self.vocab_size)  # -1: nobody observes
         table = _table(rows, self.vocab_size)
-        host = self._measure(raw, penalised, table, listed)
+        host = self._measure(raw, penalised, table, listed, changed)
         infinite = np.flatnonzero(host["top"] == math.inf)
         if infinite.size:  # take the limit (all mass on the tokens at +inf), and look again at these rows
             at = torch.from_numpy(infinite).to(raw.device)
@@ -112,21 +114,23 @@ class Sampler:
         return told(host, rows, table, observe_top)
 
     def _measure(
-        self, raw: Tensor, logits: Tensor, table: np.ndarray, listed: int, tokens: Tensor | None = None
-    ) -> dict[str, np.ndarray]:
-        """Everything ``told`` needs of float32 rows, on the host; ``logits``: ``raw`` after the penalties.
+        self, raw: Tensor, logits: Tensor, table: np.ndarray, listed: int, changed: Penalised | None = None,
+        tokens: Tensor | None = None,
+    ) -> dict[str, np.ndarray]:  # fmt: skip
+        """Everything ``told`` needs of float32 rows, on the host; ``logits``: ``raw`` after the penalties,
+        which ``changed`` these (None: not known).
 
         ``listed``: how many of the likeliest tokens to list; -1: do not observe at all. ``tokens`` [S]: chosen already.
         """
-        h = selection.head(logits, max(self._head, 2 * listed))
+        h = selection.head(logits, max(self._head, listed + _SPARE))
         draws = Draws.of(table, logits.device)
         top = h.values_SK[:, :1]
         temperature = draws.temperature if (table[0] != 1).any() else None
         total = torch.zeros(len(raw), dtype=torch.float64, device=raw.device)
         seen: dict[str, Tensor] = {}
         if listed >= 0:
-            raw_head = h if raw is logits else selection.head(raw, max(_RAW_HEAD, 2 * listed))
-            total, seen = _totals(raw, logits, raw_head.values_SK[:, :1], top, temperature)
+            raw_head = h if raw is logits else selection.head(raw, max(_RAW_HEAD, listed + _SPARE))
+            total, seen = _totals(raw, logits, raw_head.values_SK[:, :1], top, temperature, changed)
         elif ((table[1] >= self.vocab_size) & (table[3] == 0)).any():  # rows that neither top_k nor min_p cuts
             total = selection.mass(logits, top, temperature)
         pick = selection.walk_head(h, draws, total.unsqueeze(-1), self.vocab_size)
@@ -162,19 +166,20 @@ class Sampler:
             for name, value in found.items():
                 host[name][i] = value
 
-    def _penalised(self, logits: Tensor, rows: list[SampleRow]) -> Tensor:
-        """Float32 logits after the penalties; the same tensor when no row has one."""
+    def _penalised(self, logits: Tensor, rows: list[SampleRow]) -> tuple[Tensor, Penalised | None]:
+        """Float32 logits after the penalties, and what those changed; the same tensor and None when no row has one."""
         counts = [_counts(row) for row in rows]
         if all(c is _NOTHING for c in counts):
-            return logits
-        return apply_penalties(
+            return logits, None
+        changed = penalise(
             logits,
             counts,
             repetition_penalty=[row.params.repetition_penalty for row in rows],
             presence_penalty=[row.params.presence_penalty for row in rows],
             frequency_penalty=[row.params.frequency_penalty for row in rows],
-            out=self._buffer("penalised", logits),
         )
+        out = self._buffer("penalised", logits).copy_(logits)
+        return out.index_put_((changed.rows, changed.ids), changed.after), changed
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
         """Float32 memory of the shape of ``like``; asking the system for it at every step would cost more than filling it."""
@@ -204,15 +209,40 @@ def _argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _totals(
-    raw: Tensor, logits: Tensor, raw_top: Tensor, top: Tensor, temperature: Tensor | None
+    raw: Tensor, logits: Tensor, raw_top: Tensor, top: Tensor, temperature: Tensor | None, changed: Penalised | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Masses of rows that are observed: after the penalties at the temperature; then the raw row's and its entropy, and the row's
-    after the penalties at 1. In units of the likeliest token's. The tops: largest of each row [S, 1]."""
-    total, plain, entropy = selection.masses(logits, top, temperature, entropy=raw is logits)
+    after the penalties at 1. In units of the likeliest token's. The tops: largest of each row [S, 1].
+
+    The raw row's masses are those of the other tokens and of the few that were ``changed``, without another pass over the
+    vocabulary, but where logits were raised: there the difference could be all rounding.
+    """
+    total, plain, entropy = selection.masses(logits, top, temperature)
     if raw is logits:
         return total, {"raw_total": plain, "entropy": entropy, "plain_total": plain}
-    _, at_one, entropy = selection.masses(raw, raw_top)
-    return total, {"raw_total": at_one, "entropy": entropy, "plain_total": plain}
+    again = torch.ones_like(plain, dtype=torch.bool)
+    at_one, nats = plain, entropy
+    if changed is not None:
+        at_one, nats = _before_penalties(changed, raw_top, top, plain, entropy)
+        again = torch.zeros_like(again).index_put_((changed.rows[changed.after > changed.before],), again[0])
+    if bool(again.any()):
+        whole = torch.nonzero(again).squeeze(-1)
+        _, masses, entropies = selection.masses(raw[whole], raw_top[whole])
+        at_one, nats = at_one.index_copy(0, whole, masses), nats.index_copy(0, whole, entropies)
+    return total, {"raw_total": at_one, "entropy": nats, "plain_total": plain}
+
+
+def _before_penalties(changed: Penalised, raw_top: Tensor, top: Tensor, plain: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
+    """Mass and entropy [S] of raw rows, given those after the penalties, by what the changed tokens had more before."""
+    rows, origin = changed.rows, top.double().squeeze(-1)
+    before, after = (x.double() - origin[rows] for x in (changed.before, changed.after))
+    w_before, w_after = before.exp(), after.exp()
+    mass = plain.index_add(0, rows, w_before - w_after)
+    weighted = plain * (plain.log() - entropy)  # the sum of weight * logit behind that entropy
+    more = torch.where(w_before > 0, w_before * before, 0.0) - torch.where(w_after > 0, w_after * after, 0.0)
+    nats = mass.log() - weighted.index_add(0, rows, more) / mass
+    unchanged = torch.ones_like(mass, dtype=torch.bool).index_fill(0, rows, False)
+    return mass * torch.exp(origin - raw_top.double().squeeze(-1)), torch.where(unchanged, entropy, nats)
 
 
 def _limit(logits: Tensor) -> Tensor:

@@ -84,25 +84,20 @@ def mass(logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None) -
     return sums.total()
 
 
-def masses(
-    logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None, entropy: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row [S], float64: ``mass`` at the temperature, at 1, and the entropy at 1 in nats (NaN unless wanted)."""
+def masses(logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row [S], float64: ``mass`` at the temperature, at 1, and the entropy at 1 in nats. Reads the row once."""
     inverse = None if temperature_S1 is None else (1 / temperature_S1).float()
     tempered, plain, weighted = _Sums(logits), _Sums(logits), _Sums(logits)
     for rows, x, w in _blocks(logits):
         torch.sub(logits[rows], top_S1[rows], out=x)
-        if entropy:
-            x.clamp_(min=_LOWEST)  # in place of -inf: 0 * -inf would be NaN
+        x.clamp_(min=_LOWEST)  # in place of -inf: 0 * -inf would be NaN
         torch.exp(x, out=w)
         plain.add(rows, w)
-        if entropy:
-            weighted.add(rows, w.mul_(x))
+        weighted.add(rows, w.mul_(x))
         if inverse is not None:
             tempered.add(rows, x.mul_(inverse[rows]).exp_())
     at_one = plain.total()
-    nats = at_one.log() - weighted.total() / at_one if entropy else torch.full_like(at_one, math.nan)
-    return at_one if inverse is None else tempered.total(), at_one, nats
+    return at_one if inverse is None else tempered.total(), at_one, at_one.log() - weighted.total() / at_one
 
 
 _scratch = threading.local()
