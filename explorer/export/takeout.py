@@ -14,10 +14,12 @@ import panel as pn
 import panel_material_ui as pmui
 
 from explorer.export.files import Files
+from explorer.export.html import run_html
 from explorer.export.tables import TABLES, csv_bytes, parquet_bytes
 from explorer.i18n import _
 from explorer.replay import Replay
 from explorer.runs import SHIPPED
+from explorer.store import EventStore
 
 Say = Callable[[str], None]
 
@@ -26,7 +28,9 @@ class TakeOut:
     """``root`` goes into the sidebar. ``open_run`` gets what somebody opened; ``looking_at()`` gives (store, a name for files, the
     page's slug); ``say`` shows one browser a message."""
 
-    def __init__(self, open_run: Callable[[Replay], None], looking_at: Callable[[], tuple[Any, str, str]], say: Say) -> None:
+    def __init__(
+        self, open_run: Callable[[Replay], None], looking_at: Callable[[], tuple[EventStore, str, str]], say: Say
+    ) -> None:
         self._open_run, self._looking_at, self._say = open_run, looking_at, say
         self.files = Files(self._received, say)
         self.runs = []
@@ -39,6 +43,8 @@ class TakeOut:
             _("Trace for Perfetto (.json)"): ("timeline", self._save_trace),
             _("Tables as CSV (.zip)"): ("table_rows", lambda: self._save_tables("csv", csv_bytes)),
             _("Tables as Parquet (.zip)"): ("table_rows", lambda: self._save_tables("parquet", parquet_bytes)),
+            _("The whole run as HTML (.html)"): ("play_circle", lambda: self._save_html(whole=True)),
+            _("This page as HTML (.html)"): ("html", lambda: self._save_html(whole=False)),
             _("This page as a picture (.png)"): ("image", lambda: self.files.png(self._name(page=True))),
             _("Its figures as drawings (.svg)"): ("polyline", lambda: self.files.svg(self._name(page=True))),
             _("Link to what is shown"): ("link", self.files.copy_link),
@@ -104,5 +110,33 @@ class TakeOut:
                 archive.writestr(f"{name}.{ending}", make(log, name))
         self.files.give(f"{self._name()}-{ending}.zip", out.getvalue(), "application/zip")
 
+    def _save_html(self, whole: bool) -> None:
+        store, name, slug = self._looking_at()
+        title = (
+            SHIPPED[name].title
+            if name in SHIPPED
+            else _("A run of {model}").format(model=_model(store))
+            if name == "run"
+            else name
+        )
+        self._say(_("Stepping through the run; the file comes when that is done."))
+        data = run_html(_at_rest(store), title, None if whole else [slug])
+        self.files.give(f"{self._name(page=not whole)}.html", data, "text/html")
+        self._say(_("{name}.html: {size:.1f} MiB.").format(name=self._name(page=not whole), size=len(data) / 2**20))
+
     def close(self) -> None:
         self.files.close()
+
+
+def _at_rest(store: EventStore) -> EventStore:
+    """The run as it is now: an engine may go on adding to it."""
+    if store.replayed:
+        return store
+    with tempfile.TemporaryDirectory(prefix="cutaway-save-") as folder:
+        path = Path(folder) / "run.cutaway"
+        store.save(path)
+        return EventStore.load(path)
+
+
+def _model(store: EventStore) -> str:
+    return "?" if store.started is None else str(store.started.model.get("name", "?")).rstrip("/").rsplit("/", 1)[-1]

@@ -7,6 +7,7 @@ from bokeh.core.serialization import Serializer
 from bokeh.document import Document
 from bokeh.document.events import DocumentPatchedEvent
 from bokeh.model import Model
+from bokeh.models import ColumnDataSource
 
 # Of what BokehJS reports back, this is what a view may want to know; the rest is its own layout.
 _TOLD = {"start", "end", "indices"}
@@ -47,6 +48,13 @@ class Figure:
         with self._lock:
             patches, self._patches = self._patches, []
         return patches
+
+    def columns(self, model_id: str) -> Any:
+        """A data source's columns, plain JSON. ValueError for a model that is none."""
+        source = self.document.get_model_by_id(model_id)
+        if not isinstance(source, ColumnDataSource):
+            raise ValueError(f"{model_id} is no data source")
+        return Serializer(references=self.document.models.synced_references, deferred=False).encode(dict(source.data))
 
     def apply(self, events: Any) -> None:
         """What happened in a browser: taps and other user events, moved ranges. ValueError for what is no such thing."""

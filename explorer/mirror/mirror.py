@@ -250,6 +250,13 @@ class Mirror:
         """The Panel object behind a node."""
         return self._nodes[id].obj
 
+    def columns(self, id: str, model_id: str) -> Any:
+        """All columns that a data source of a figure holds now, as its document's JSON writes them."""
+        figure = self._nodes[id].figure
+        if figure is None:
+            raise ValueError(f"{id} is no figure")
+        return figure.columns(model_id)
+
     def open_canvases(self) -> None:
         """Say for every canvas that it has drawn, as its script would: those with a history then send it at the next ``update()``."""
         for node in self._nodes.values():

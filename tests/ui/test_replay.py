@@ -35,10 +35,11 @@ def test_a_recorded_run_plays_is_labelled_and_can_be_left(page: Page, app: str) 
     open_run(page, app)
     expect(page.get_by_role("status").first).to_have_text("Replayed")
     expect(page.locator("article .chip").first).to_be_visible()  # it plays from its beginning
-    expect(page.get_by_role("button", name="Pause engine")).to_be_hidden()
+    expect(page.get_by_text("Pause engine")).to_be_hidden()
     expect(page.get_by_role("button", name="Send", exact=True)).to_have_count(0)
     page.get_by_role("button", name="Go live").click()
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    expect(page.get_by_text("Pause engine")).to_be_visible()
     assert "run=" not in page.url
     page.go_back()
     expect(page.get_by_role("heading", name="Six questions about one text")).to_be_visible()
@@ -87,10 +88,18 @@ def test_everything_can_be_taken_out(page: Page, app: str, tmp_path: Path) -> No
     assert picture[:8] == b"\x89PNG\r\n\x1a\n" and width > 600 and height > 600 and len(picture) > 30_000
 
 
+def test_the_run_as_one_html_file(page: Page, app: str, tmp_path: Path) -> None:
+    open_run(page, app, "?run=shared-prefix&step=30")
+    whole, one = (taken(page, label, tmp_path) for label in ("The whole run as HTML", "This page as HTML"))
+    assert whole.suffix == one.suffix == ".html" and 300_000 < one.stat().st_size < whole.stat().st_size < 2_000_000
+    page.goto(whole.as_uri())
+    expect(page.get_by_role("button", name="KV cache")).to_be_visible()
+
+
 def test_a_run_is_repeated_or_it_is_said_what_is_missing(page: Page, app: str, make_run: Callable[[int], Path]) -> None:
     page.goto(app)
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Open a saved run").click()
     chooser.value.set_files(make_run(30))
-    page.get_by_role("button", name="Re-run and verify").click()
+    page.get_by_text("Re-run and verify").click()
     expect(page.locator(".rp-report")).to_contain_text("The model of this run is not here: simulated")
