@@ -148,6 +148,18 @@ function render({ model, el }) {
     if (follow) body.scrollTop = body.scrollHeight;
   }
 
+  // The tokens of a request are others than those told before: a beam that took another one's place.
+  function retell(id, tokens) {
+    const entry = requests.get(id);
+    if (!entry) return;
+    hideTip();
+    entry.chips.replaceChildren();
+    Object.assign(entry, { tokens: [], dropped: 0, cursor: -1 });
+    entry.note.hidden = true;
+    addTokens(id, tokens);
+    select(...selected);
+  }
+
   function setStatus(id, text, running, error, there) {
     const entry = requests.get(id);
     if (!entry) return;
@@ -244,6 +256,7 @@ function render({ model, el }) {
     reset,
     request: addRequest,
     tokens: addTokens,
+    retell,
     status: setStatus,
     step: showStep,
     select,

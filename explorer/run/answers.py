@@ -53,7 +53,10 @@ class Answers:
         ops += [self._new_card(row) for request_id, row in rows.requests.items() if request_id not in self._drawn]
         if moved:
             ops.append(["step", self._step])
-        ops += [["tokens", request_id, [_chip(t) for t in tokens]] for request_id, tokens in rows.new_tokens.items()]
+        for request_id in rows.retold & rows.requests.keys():
+            ops.append(["retell", request_id, [_chip(t) for t in rows.requests[request_id].tokens]])
+        new = ((request_id, tokens) for request_id, tokens in rows.new_tokens.items() if request_id not in rows.retold)
+        ops += [["tokens", request_id, [_chip(t) for t in tokens]] for request_id, tokens in new]
         if moved:
             ops += self._statuses(rows.requests)
         elif self.clock.live:

@@ -7,16 +7,20 @@ A ``RunRows`` is fed every event once and in order. What it keeps:
 Each has a mark of what changed since it was last asked, so that a screen can be sent the difference.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from engine.events.types import (
+    BeamsFinished,
+    BeamsSelected,
     EngineStarted,
     Event,
     PoolResized,
     RequestAdded,
+    RequestBranched,
     RequestFinished,
     RequestForked,
     RequestPreempted,
@@ -93,11 +97,13 @@ class RunRows:
         self.num_blocks = 0
         self.changed: set[str] = set()  # requests with something new, but for their tokens
         self.new_tokens: dict[str, list[Token]] = {}
+        self.retold: set[str] = set()  # requests whose tokens are no longer those that were told before
         self.new_bars: list[Bar] = []
         self.new_points: dict[str, list[tuple[int, float]]] = {name: [] for name in SERIES}
         self.dropped: list[str] = []  # requests forgotten
         self.restarted = True  # everything before is void
         self._ordinal = 0
+        self._searches: dict[str, dict[int, Token]] = {}  # of running beam searches, every token by the output up to it
         self._recent: deque[tuple[float, int]] = deque()  # (ms, tokens) of the newest steps
         self._recent_ms = 0.0
 
@@ -109,7 +115,7 @@ class RunRows:
 
     def taken(self) -> None:
         """The screen has been sent what was new."""
-        self.changed, self.new_tokens, self.new_bars, self.dropped = set(), {}, [], []
+        self.changed, self.new_tokens, self.new_bars, self.dropped, self.retold = set(), {}, [], [], set()
         self.new_points = {name: [] for name in SERIES}
         self.restarted = False
 
@@ -191,7 +197,36 @@ class RunRows:
         if not row.tokens:
             row.before = e.index
         row.tokens.append(token)
+        search = self._searches.get(row.group_id)
+        if search is not None and not row.before:
+            search[hash(tuple(t.token_id for t in row.tokens))] = token
         self.new_tokens.setdefault(e.request_id, []).append(token)
+
+    def _retell(self, row: RequestRow, tokens: Iterable[Token], before: int) -> None:
+        row.tokens, row.before = deque(tokens, maxlen=MAX_TOKENS), before
+        self.retold.add(row.request_id)
+
+    def _branched(self, e: RequestBranched) -> None:
+        row, source = self.requests.get(e.request_id), self.requests.get(e.source_id)
+        if row is not None:
+            known = _by_beginning(source.tokens) if source is not None and not source.before else {}
+            self._retell(row, _chips(e.output_token_ids, e.output_texts, row.num_prompt_tokens, e.step, known), 0)
+
+    def _beams(self, e: BeamsSelected) -> None:
+        """A beam that took another one's place has its tokens; those of this step come as TokenSampled."""
+        self._searches.setdefault(e.request_id, {})
+        rows = {row.sample_index: row for row in self.requests.values() if row.group_id == e.request_id}
+        before = {index: (list(row.tokens), row.before) for index, row in rows.items()}
+        for c in e.candidates:
+            if c.beam >= 0 and c.beam != c.source and c.beam in rows and c.source in before:
+                self._retell(rows[c.beam], *before[c.source])
+
+    def _beams_finished(self, e: BeamsFinished) -> None:
+        known = self._searches.pop(e.request_id, {})
+        for index, sequence in enumerate(e.sequences):
+            row = self.requests.get(f"{e.request_id}#{index}" if index else e.request_id)
+            if row is not None:
+                self._retell(row, _chips(sequence.token_ids, sequence.texts, row.num_prompt_tokens, e.step, known), 0)
 
     def _step(self, e: StepDone) -> None:
         ran = {run.request_id: run for run in e.runs}
@@ -233,6 +268,24 @@ class RunRows:
         self.num_blocks = e.num_blocks
 
 
+def _chips(token_ids: list[int], texts: list[str], start: int, step: int, known: dict[int, Token]) -> list[Token]:
+    """These output tokens, with what is ``known`` of them, by the hash of the output up to each."""
+    return [
+        known.get(hash(tuple(token_ids[: i + 1]))) or Token(token_id, text, math.nan, start + i, step, 0.0, 0)
+        for i, (token_id, text) in enumerate(zip(token_ids, texts, strict=False))
+    ]
+
+
+def _by_beginning(tokens: Iterable[Token]) -> dict[int, Token]:
+    """Each token by the hash of the output up to it."""
+    token_ids: list[int] = []
+    known = {}
+    for token in tokens:
+        token_ids.append(token.token_id)
+        known[hash(tuple(token_ids))] = token
+    return known
+
+
 _HANDLERS: dict[type, Any] = {
     EngineStarted: RunRows._started,
     Snapshot: RunRows._snapshot,
@@ -241,6 +294,9 @@ _HANDLERS: dict[type, Any] = {
     RequestPreempted: RunRows._preempted,
     RequestFinished: RunRows._finished,
     TokenSampled: RunRows._token,
+    RequestBranched: RunRows._branched,
+    BeamsSelected: RunRows._beams,
+    BeamsFinished: RunRows._beams_finished,
     StepDone: RunRows._step,
     PoolResized: RunRows._resized,
 }
