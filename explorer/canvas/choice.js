@@ -1,7 +1,6 @@
 // How one token was chosen. One ESM file for Panel and for anywidget.
 // Python -> here: data = {columns: [[name, label, hint]], rows: [{id, text, shares: [p|null], removed, chosen, lands}], others: [p|null],
-//   numOthers, segments: [[id, text, p]], rest, numRest, u, lands: text|null, curve: {ranks, sums, p, size}, tell}, empty, texts.
-// Here -> Python: action = {seq, kind: "drawn", tell} after a picture with a number was painted.
+//   numOthers, segments: [[id, text, p]], rest, numRest, u, lands: text|null, curve: {ranks, sums, p, size}}, empty, texts.
 // Every text is set through textContent: what a model or a user wrote is never markup.
 
 const CSS = `
@@ -18,7 +17,7 @@ const CSS = `
 .ct-choice tr.chosen td.name b { outline: 1.5px solid currentColor; }
 .ct-choice tr.lands td.name b { background: color-mix(in srgb, var(--dart) 26%, transparent); }
 .ct-choice td.share { min-width: 92px; }
-.ct-choice .cell { display: grid; grid-template-columns: 1fr 52px; gap: 6px; align-items: center; }
+.ct-choice .cell { display: grid; grid-template-columns: 1fr 47px; gap: 5px; align-items: center; }
 .ct-choice .track { height: 11px; border-radius: 3px; background: var(--soft); overflow: hidden; }
 .ct-choice .fill { height: 100%; border-radius: 3px; background: var(--kept); min-width: 1px; }
 .ct-choice .raw .fill { background: color-mix(in srgb, currentColor 45%, transparent); }
@@ -47,7 +46,7 @@ const CSS = `
   background: var(--panel-surface-color); border: 1px solid var(--line); box-shadow: 0 4px 18px rgb(0 0 0 / .22); font-variant-numeric: tabular-nums; }
 @media (max-width: 900px) { .ct-choice .below { grid-template-columns: minmax(0, 1fr); } }
 @media (max-width: 600px) { .ct-choice td.mid, .ct-choice th.mid { display: none; } .ct-choice td.name { max-width: 96px; } .ct-choice td.share { min-width: 66px; }
-  .ct-choice .cell { grid-template-columns: 1fr 46px; gap: 4px; } .ct-choice td.why { white-space: normal; font-size: 11px; } .ct-choice td, .ct-choice th { padding-right: 6px; } }
+  .ct-choice .cell { grid-template-columns: 1fr 46px; gap: 4px; } .ct-choice td.why { font-size: 11px; } .ct-choice td, .ct-choice th { padding-right: 6px; } }
 `;
 const SVG = "http://www.w3.org/2000/svg";
 const make = (tag, className, text) => {
@@ -67,7 +66,6 @@ function render({ model, el }) {
   const body = make("div");
   root.append(make("style", "", CSS), body, tip);
   el.append(root);
-  let seq = model.get("action")?.seq ?? 0;
 
   const show = (text, at) => {
     tip.textContent = text;
@@ -119,8 +117,10 @@ function render({ model, el }) {
       name.append(make("b", "", visible(row.text)));
       tr.append(told(name, `${JSON.stringify(row.text)}\n${fill(texts.token_id, { id: row.id })}`));
       row.shares.forEach((p, i) => tr.append(share(p, most, place(i), `${data.columns[i][1]}\np = ${p === null ? texts.unknown : p}`)));
-      const why = [row.removed && fill(texts.removed, { name: row.removed }), row.lands && texts.lands, row.chosen && texts.chosen];
-      tr.append(make("td", "why", why.filter(Boolean).join(" · ")));
+      const why = row.lands && data.u !== null ? texts.lands : row.chosen ? texts.chosen : row.removed && `✕ ${row.removed}`;
+      const end = make("td", "why", why || "");
+      if (row.removed) told(end, fill(texts.removed, { name: row.removed }));
+      tr.append(end);
       made.append(tr);
     }
     const others = make("tr", "others");
@@ -217,12 +217,6 @@ function render({ model, el }) {
     const below = make("div", "below");
     below.append(bar(data), curve(data.curve));
     body.replaceChildren(table(data), below);
-    if (data.tell) {
-      requestAnimationFrame(() => requestAnimationFrame(() => {
-        model.set("action", { seq: ++seq, kind: "drawn", tell: data.tell });
-        model.save_changes();
-      }));
-    }
   }
   model.on("change:data", draw);
   model.on("change:empty", draw);

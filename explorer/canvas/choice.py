@@ -1,6 +1,5 @@
 """How one token was chosen: candidates as bars through every processor, the dart on the bar of what was kept, the cut of top-p."""
 
-from collections.abc import Callable
 from typing import Any
 
 import param
@@ -11,8 +10,8 @@ from explorer.i18n import _
 TEXTS = {
     "token": _("token"),
     "removed": _("removed by {name}"),
-    "chosen": _("chosen by the engine"),
-    "lands": _("u falls here"),
+    "chosen": _("was chosen"),
+    "lands": _("u lands here"),
     "others": _("{n} other tokens"),
     "rest": _("{n} more"),
     "unknown": _("not known"),
@@ -32,7 +31,6 @@ class ChoicePicture(Canvas):
     """Draws ``data``, as ``explorer.sampling.picture.choice_data`` makes it: {} shows ``empty``."""
 
     _esm = HERE / "choice.js"
-    kinds = ("drawn",)
 
     data = param.Dict(default={})
     empty = param.String(default="")
@@ -40,9 +38,3 @@ class ChoicePicture(Canvas):
 
     def __init__(self, **params: Any) -> None:
         super().__init__(sizing_mode="stretch_width", margin=0, **params)
-        self.drawn: Callable[[int], None] | None = None
-
-    def on_drawn(self, action: dict[str, Any]) -> None:
-        """The browser has put a picture on the screen that asked to be told (``data["tell"]``)."""
-        if self.drawn is not None and isinstance(action.get("tell"), int):
-            self.drawn(action["tell"])

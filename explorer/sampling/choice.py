@@ -10,7 +10,7 @@ from engine.events.types import TokenSampled
 from engine.request import SamplingParams
 from engine.sampling.candidates import left, shares
 from engine.sampling.processors import ORDER
-from explorer.sampling.whatif import Outcome
+from explorer.sampling.whatif import Outcome, active
 
 LISTED = 16  # candidates shown, the likeliest of the raw distribution
 LISTED_AFTER = 6  # and the likeliest after the processors, where they are others
@@ -57,17 +57,6 @@ class Choice:
     derived: bool = False
     full: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
-
-
-def active(params: SamplingParams, order: tuple[str, ...] = ORDER) -> list[str]:
-    """The processors that are on, in order."""
-    on = {
-        "penalties": params.penalised, "temperature": params.temperature != 1, "min_p": params.min_p > 0, "top_k": params.top_k > 0,
-        "top_p": params.top_p < 1,
-    }  # fmt: skip
-    if params.temperature == 0:
-        on |= {"min_p": False, "top_k": False, "top_p": False}
-    return [name for name in order if on[name]]
 
 
 def recorded_choice(e: TokenSampled, params: SamplingParams, vocab_size: int) -> Choice:

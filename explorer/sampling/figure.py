@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, CustomJSTickFormatter, HoverTool, Range1d
+from bokeh.models import ColumnDataSource, CustomJSTickFormatter, HoverTool, LogTicker, Range1d
 from bokeh.models.annotations import Span
 
 from explorer.i18n import _
@@ -62,14 +62,27 @@ class PositionsFigure:
     top_p: Span
     here: list[Span] = field(default_factory=list)
     plots: list[Any] = field(default_factory=list)
+    highest: list[float] = field(default_factory=lambda: [10.0, 10.0])  # nucleus and rank
 
     def show(self, points: Sequence[Point], p: float, k: int) -> None:
-        self.source.data = point_columns(points, p, k)
+        """Draw these points, all of them."""
+        self.highest = [10.0, 10.0]
+        self.source.data = self._fit(point_columns(points, p, k), k)
         if (self.top_k.location, self.top_p.location) != (k, p):
             self.top_k.location, self.top_p.location = k, p
 
     def add(self, points: Sequence[Point], p: float, k: int) -> None:
-        self.source.stream(point_columns(points, p, k))
+        """Draw these as well."""
+        self.source.stream(self._fit(point_columns(points, p, k), k))
+
+    def _fit(self, data: dict[str, list[Any]], k: int) -> dict[str, list[Any]]:
+        """Make room for the values of the two logarithmic axes."""
+        seen = ([*data["nucleus"], *data["beyond"], k], data["rank"])
+        for i, (values, plot) in enumerate(zip(seen, (self.plots[0], self.plots[3]), strict=True)):
+            self.highest[i] = max([self.highest[i], *(v for v in values if not math.isnan(v))])
+            if plot.y_range.end != 1.6 * self.highest[i]:
+                plot.y_range.end = 1.6 * self.highest[i]
+        return data
 
     def look_at(self, first: int, last: int, position: int | None) -> None:
         """Show positions up to ``last`` (``WINDOW`` of them at most, ``position`` among them), with a line at ``position``."""
@@ -92,12 +105,19 @@ def positions_figure(p: float, k: int) -> PositionsFigure:
         (_("mass of top-k"), "@mass{0.0000}"), (_("entropy"), "@entropy{0.000} nat"), (_("rank"), "@rank"),
         (_("raw probability"), "@prob{0.00000}"), (_("tokens kept"), "@kept{0,0}"),
     ]  # fmt: skip
-    sizes = figure(150, x_range=x_range, y_axis_type="log", y_axis_label=_("tokens"))
-    masses = figure(105, x_range=x_range, y_range=Range1d(start=0, end=1.04), y_axis_label=_("mass"))
-    nats = figure(105, x_range=x_range, y_axis_label=_("nat"))
-    ranks = figure(130, x_range=x_range, y_axis_type="log", y_axis_label=_("rank"), x_axis_label=_("position in the sequence"))
+    sizes = figure(140, x_range=x_range, y_range=Range1d(start=0.7, end=20), y_axis_type="log", y_axis_label=_("tokens"))
+    masses = figure(90, x_range=x_range, y_range=Range1d(start=0, end=1.04), y_axis_label=_("mass"))
+    nats = figure(90, x_range=x_range, y_axis_label=_("nat"))
+    ranks = figure(
+        130,
+        x_range=x_range,
+        y_range=Range1d(start=0.7, end=20),
+        y_axis_type="log",
+        y_axis_label=_("rank"),
+        x_axis_label=_("position in the sequence"),
+    )
     sizes.step("position", "nucleus", source=source, mode="center", line_color=BLUE, line_width=2.5)
-    sizes.scatter("position", "beyond", source=source, marker="triangle", size=7, fill_color=BLUE, line_color=None)
+    sizes.scatter("position", "beyond", source=source, marker="square", size=6, fill_color=BLUE, line_color=None)
     masses.step("position", "mass", source=source, mode="center", line_color=ORANGE, line_width=2.5)
     nats.step("position", "entropy", source=source, mode="center", line_color=GREEN, line_width=2.5)
     ranks.scatter("position", "rank", source=source, size=6, fill_color=PURPLE, line_color=None)
@@ -117,6 +137,8 @@ def positions_figure(p: float, k: int) -> PositionsFigure:
         made.here.append(span)
     for plot in (sizes, ranks):  # 1, 10, 100: not 10⁰
         plot.yaxis.formatter = CustomJSTickFormatter(code="return tick >= 1 ? tick.toLocaleString('en') : ''")
-        plot.y_range.start = 0.7
+        plot.yaxis.ticker = plot.ygrid.ticker = LogTicker(mantissas=[1], num_minor_ticks=0)
+    for plot in (sizes, masses, nats):
+        plot.xaxis.visible = False
     made.root = column(*made.plots, sizing_mode="stretch_width", spacing=4)
     return made

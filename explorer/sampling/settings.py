@@ -1,5 +1,6 @@
 """The sliders of the Sampling page: what-if knobs on a recorded token, which can be made live or given to a new request."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ class Settings(pn.viewable.Viewer):
     def __init__(self, changed: Callable[[str, float], None], **params: Any) -> None:
         super().__init__(**params)
         self._changed = changed
-        self._showing = False
+        self._showing = 0  # the thread that sets sliders: those are not moved by a person
         self.sliders: dict[str, Any] = {
             "temperature": _slider(_("Temperature"), 0.0, 2.0, 0.05, 1.0, _("0: greedy. Divides the logits.")),
             "top_k": _slider(_("Top-k"), 0, 100, 1, 0, _("0: off. Keeps the k likeliest tokens.")),
@@ -31,19 +32,20 @@ class Settings(pn.viewable.Viewer):
             "frequency_penalty": _slider(_("Frequency penalty"), -2.0, 2.0, 0.1, 0.0, _("0: off. Taken off once for each time the token is in the output.")),
         }  # fmt: skip
         for name, slider in self.sliders.items():
-            slider.param.watch(lambda event, name=name: self._moved(name, event.new), "value")
+            slider.param.watch(lambda _event, name=name: self._moved(name), "value")
         self._layout = grid(*self.sliders.values(), min_width=150, gap=10, margin=0)
 
     def __panel__(self) -> pn.Column:
         return self._layout
 
-    def _moved(self, name: str, value: float) -> None:
-        if not self._showing:
+    def _moved(self, name: str) -> None:
+        if self._showing != threading.get_ident():
+            value = self.sliders[name].value  # the newest: callbacks of one browser may overtake each other
             self._changed(name, int(value) if name == "top_k" else round(float(value), 4))
 
     def show(self, params: SamplingParams, disabled: set[str]) -> None:
         """Set the sliders; ``disabled``: those that cannot be recomputed from what was recorded."""
-        self._showing = True
+        self._showing = threading.get_ident()
         try:
             for name in KNOBS:
                 slider, value = self.sliders[name], getattr(params, name)
@@ -55,7 +57,7 @@ class Settings(pn.viewable.Viewer):
                 if slider.disabled != (name in disabled):
                     slider.disabled = name in disabled
         finally:
-            self._showing = False
+            self._showing = 0
 
 
 def _slider(label: str, start: float, end: float, step: float, value: float, hint: str) -> Any:

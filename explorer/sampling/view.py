@@ -1,5 +1,6 @@
 """The Sampling page: why this token came out, and which one another setting would have given."""
 
+import time
 from html import escape
 from typing import Any
 
@@ -14,8 +15,10 @@ from explorer.base import Clock, ExplorerView
 from explorer.canvas.choice import ChoicePicture
 from explorer.canvas.strip import TokenStrip
 from explorer.i18n import _
+from explorer.pace import Pace
 from explorer.sampling import picture, whatif
 from explorer.sampling.asking import CSS, Asking
+from explorer.sampling.below import Below
 from explorer.sampling.choice import Choice, outcome_choice, recorded_choice
 from explorer.sampling.figure import LINES, legend_html, lines, positions_figure
 from explorer.sampling.rows import Point, SamplingRows, Track, recorded
@@ -23,6 +26,7 @@ from explorer.sampling.settings import DEBOUNCE_MS, Settings
 from explorer.sampling.words import outcome_words, recorded_words
 from explorer.theme import card, empty, grid, heading, pane
 
+LATE_MS = 20
 NOTHING = _("No token yet. Press one of the scenes above, or send a prompt here or on the Run page.")
 NOTHING_RECORDED = _("This run holds no tokens: they were not watched when it was recorded.")
 HINT_CHOICE = _("Each row is a candidate, each column what a processor left of it, in the order in which they are applied.")
@@ -52,7 +56,10 @@ class SamplingView(ExplorerView):
         self._recorded = SamplingParams()
         self._shown: tuple[Any, ...] = ()
         self._plotted: tuple[Any, ...] = ()
-        self.told = 0  # pictures that were asked to report that they were painted
+        self._by_hand = False
+        self._redrawn = (0.0, 0.0)  # when, and for how long nothing is drawn after it
+        self._late = False  # a knob moved meanwhile
+        self.pace = Pace()  # of the plots
         self._build()
         self.param.watch(lambda *_events: self._redraw(), list(whatif.KNOBS))
         self.param.watch(lambda *_events: self._marks_moved(), ["nucleus_p", "fixed_k"])
@@ -64,13 +71,20 @@ class SamplingView(ExplorerView):
     def _build(self) -> None:
         live = self.session is not None
         self.requests = pmui.Select(
-            label=_("Request"), options={_("none yet"): ""}, value="", size="small", sizing_mode="stretch_width", margin=0
+            label=_("Request"),
+            options={_("none yet"): ""},
+            value="",
+            size="small",
+            sizing_mode="stretch_width",
+            margin=(0, 0, 10, 0),
         )
         self.requests.param.watch(self._request_chosen, "value")
         self.strip = TokenStrip(self._token_clicked, self._branch_clicked, empty=NOTHING if live else NOTHING_RECORDED)
         self.picture = ChoicePicture(empty=NOTHING if live else NOTHING_RECORDED)
         self.settings = Settings(self._knob_moved)
         self.asking = Asking(self.session, self.clock, self._moved_settings, self._forget_settings) if live else None
+        source_of = self.asking.sent.get if self.asking is not None else {}.get
+        self.below = Below(self.store, self.rows, self.clock, live, source_of)
         self.head = pane(margin=(0, 0, 10, 0))
         self.told_of = pane(css=CSS, margin=(8, 0, 0, 0))
         self.plots = positions_figure(self.nucleus_p, self.fixed_k)
@@ -90,7 +104,7 @@ class SamplingView(ExplorerView):
         )  # fmt: skip
         self._layout = pn.Column(
             *([self.asking] if self.asking is not None else []), which,
-            grid(self._settings_card(), self.choice_card, columns="minmax(250px, 300px) minmax(0, 1fr)"), over,
+            grid(self._settings_card(), self.choice_card, columns="minmax(250px, 300px) minmax(0, 1fr)"), over, self.below,
             sizing_mode="stretch_width", margin=0,
         )  # fmt: skip
 
@@ -141,8 +155,11 @@ class SamplingView(ExplorerView):
 
     def _update(self) -> None:
         events: list[Event] = self.new_events()
+        self._redraw_late()
         shown = (self.shown_step, self.clock.live, self.clock.request_id, self.clock.token_index)
         if not events and shown == self._shown:
+            if self.pace.late:
+                self._draw_plots(self.track)
             return
         self.rows.feed(events)
         moved, self._shown = shown != self._shown, shown
@@ -151,6 +168,8 @@ class SamplingView(ExplorerView):
             self._draw_requests(track)
         if moved or self.rows.restarted or (track is not None and track.request_id in self.rows.changed):
             self._draw_track(track)
+        point = self.point_of(track)
+        self.below.update(track, point.position if point is not None else None, shown[0], self.rows.changed, moved)
         self.rows.taken()
 
     @property
@@ -192,7 +211,7 @@ class SamplingView(ExplorerView):
         point = self.point_of(track)
         self.strip.data = picture.strip_data(track, points) if track is not None else {}
         self.strip.selected = point.position if point is not None else -1
-        self._draw_plots(track, points, point)
+        self._draw_plots(track)
         self._look_at(track, point)
 
     # -- one token -------------------------------------------------------------------------------------------------------------
@@ -233,14 +252,35 @@ class SamplingView(ExplorerView):
         return {name: getattr(self, name) for name in whatif.KNOBS if getattr(self, name) is not None}
 
     def _redraw(self) -> None:
+        """A knob moved. Drawn at once, unless many come together: then as often as there is time, and the last of them always."""
         with self.lock:
+            begin = time.monotonic()
+            if begin - self._redrawn[0] < self._redrawn[1]:
+                self._wait_to_redraw()
+                return
             self._draw_choice()
+            self._redrawn = (time.monotonic(), min(0.1, time.monotonic() - begin))
 
-    def _draw_choice(self, tell: int = 0) -> None:
+    def _wait_to_redraw(self) -> None:
+        """Soon, where there is a document to wait for; else the next ``update`` does it."""
+        document = pn.state.curdoc
+        if document is not None and not self._late:
+            document.add_timeout_callback(self._redraw_late, LATE_MS)
+        self._late = True
+
+    def _redraw_late(self) -> None:
+        with self.lock:
+            if self._late:
+                self._late = False
+                self._draw_choice()
+                self._redrawn = (time.monotonic(), 0.0)
+
+    def _draw_choice(self) -> None:
         event, changes = self._event, self.changes
         params = self._recorded.changed(**changes)
         need = set() if self._basis is None or self._basis.full else {"repetition_penalty"}
-        self.settings.show(params, need)
+        if not self._by_hand:
+            self.settings.show(params, need)
         self._draw_buttons(changes)
         if event is None:
             self.choice = None
@@ -255,8 +295,7 @@ class SamplingView(ExplorerView):
             self.choice, words = recorded_choice(event, self._recorded, self._vocab), escape(str(error))
         kinds = ("derived", "what-if") if self.choice.derived else ("measured",)
         self.head.object = heading(_("How {token} was chosen").format(token=f"“{event.text}”"), kinds, HINT_CHOICE)
-        data = picture.choice_data(self.choice, params, self.rows.text_of)
-        self.picture.data = {**data, "tell": tell} if tell else data
+        self.picture.data = picture.choice_data(self.choice, params, self.rows.text_of)
         self.told_of.object = f'<p class="sa-line">{words}</p>'
 
     def _made(self, event: TokenSampled, params: SamplingParams, changes: dict[str, Any]) -> tuple[Choice, str]:
@@ -286,8 +325,13 @@ class SamplingView(ExplorerView):
 
     # -- over positions ----------------------------------------------------------------------------------------------------------
 
-    def _draw_plots(self, track: Track | None, points: list[Point], point: Point | None) -> None:
+    def _draw_plots(self, track: Track | None) -> None:
+        points = track.until(self.shown_step) if track is not None else []
+        point = self.point_of(track)
         marks = (track.request_id if track is not None else "", self.nucleus_p, self.fixed_k)
+        if not self.pace.due() and self._plotted and self._plotted[0] == marks and self.clock.live:
+            return
+        self.pace.late = False
         known = [(p.position, p.whole) for p in points]
         if self._plotted and self._plotted[0] == marks and known[: len(self._plotted[1])] == self._plotted[1]:
             new = points[len(self._plotted[1]) :]
@@ -329,7 +373,12 @@ class SamplingView(ExplorerView):
     # -- what the user does ---------------------------------------------------------------------------------------------------------
 
     def _knob_moved(self, name: str, value: float) -> None:
-        setattr(self, name, None if value == getattr(self._recorded, name) else value)
+        with self.lock:  # a slider under a person's hand is not set meanwhile: it may be further than what is drawn
+            self._by_hand = True
+            try:
+                setattr(self, name, None if value == getattr(self._recorded, name) else value)
+            finally:
+                self._by_hand = False
 
     def _branch_clicked(self, position: int, token_id: int) -> None:
         track = self.track

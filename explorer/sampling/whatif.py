@@ -110,8 +110,11 @@ def recompute(basis: Basis, params: SamplingParams, u: float | None, order: tupl
     left = {"penalties": len(at)}
     removed = np.full(len(at), -1, np.int8)
     weights: np.ndarray = np.zeros(0)
-    for i, (name, after) in enumerate(process(x, params, None, order[1:]), start=1):
-        values = after[0].double().numpy()
+    on = [name for name in order[1:] if name == "temperature" or name in active(params, order)]  # the others leave everything
+    applied = dict(process(x, params, None, on))
+    for i, name in enumerate(order[1:], start=1):
+        x = applied.get(name, x)
+        values = x[0].double().numpy()
         alive = values > -np.inf
         removed[~alive & (removed < 0)] = i
         if name == "temperature":
@@ -159,6 +162,16 @@ def orders_differ(basis: Basis, params: SamplingParams) -> tuple[set[int], set[i
     ours = recompute(basis, params, None).kept
     theirs = recompute(basis, params, None, TRANSFORMERS_ORDER).kept
     return None if ours == theirs else (ours, theirs)
+
+
+def active(params: SamplingParams, order: tuple[str, ...] = ORDER) -> list[str]:
+    """The processors that are on, in order."""
+    filters = params.temperature != 0
+    on = {
+        "penalties": params.penalised, "temperature": params.temperature != 1, "min_p": filters and params.min_p > 0,
+        "top_k": filters and params.top_k > 0, "top_p": filters and params.top_p < 1,
+    }  # fmt: skip
+    return [name for name in order if on[name]]
 
 
 def params_of(facts: dict[str, Any], **changes: Any) -> SamplingParams:
