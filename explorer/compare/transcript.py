@@ -7,10 +7,12 @@ from typing import Any
 from engine.events.log import EventLog
 from engine.events.state import UNSEEN
 from engine.events.types import (
+    BeamsFinished,
     EngineStarted,
     Event,
     KnobChanged,
     RequestAdded,
+    RequestBranched,
     RequestFinished,
     RequestPreempted,
     Snapshot,
@@ -92,7 +94,9 @@ class _Reader:
             RequestAdded: self.added,
             RequestPreempted: self.preempted,
             RequestFinished: self.finished,
+            RequestBranched: self.branched,
             TokenSampled: self.sampled,
+            BeamsFinished: self.beams_finished,
             StepDone: self.step_done,
             KnobChanged: self.knob_changed,
         }
@@ -128,6 +132,20 @@ class _Reader:
         self.made.traces.append(trace)
         self.open[request_id] = trace
         return trace
+
+    def branched(self, e: RequestBranched) -> None:
+        trace = self.open.get(e.request_id)
+        if trace is not None:
+            trace.token_ids, trace.token_steps = list(e.output_token_ids), [-1] * len(e.output_token_ids)
+            trace.num_output_tokens = len(e.output_token_ids)
+
+    def beams_finished(self, e: BeamsFinished) -> None:
+        """A beam's tokens are only its own at the end: until then beams take over each other's."""
+        for i, sequence in enumerate(e.sequences):
+            trace = self.open.get(f"{e.request_id}#{i}" if i else e.request_id)
+            if trace is not None:
+                trace.token_ids, trace.token_steps = list(sequence.token_ids), [-1] * len(sequence.token_ids)
+                trace.num_output_tokens = len(sequence.token_ids)
 
     def preempted(self, e: RequestPreempted) -> None:
         if e.request_id in self.open:

@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 from bokeh.core.serialization import Serializer
+from bokeh.core.types import ID
 from bokeh.document import Document
 from bokeh.document.events import DocumentPatchedEvent
 from bokeh.model import Model
@@ -51,7 +52,7 @@ class Figure:
 
     def columns(self, model_id: str) -> Any:
         """A data source's columns, plain JSON. ValueError for a model that is none."""
-        source = self.document.get_model_by_id(model_id)
+        source = self.document.get_model_by_id(ID(model_id))
         if not isinstance(source, ColumnDataSource):
             raise ValueError(f"{model_id} is no data source")
         return Serializer(references=self.document.models.synced_references, deferred=False).encode(dict(source.data))
@@ -71,7 +72,7 @@ class Figure:
         if event.get("kind") == "MessageSent":
             return event.get("msg_type") == "bokeh_event"
         model = event.get("model")
-        known = isinstance(model, dict) and self.document.get_model_by_id(str(model.get("id"))) is not None
+        known = isinstance(model, dict) and self.document.get_model_by_id(ID(str(model.get("id")))) is not None
         return event.get("kind") == "ModelChanged" and event.get("attr") in _TOLD and known
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from engine.events.types import (
     KnobChanged,
     PoolResized,
     RequestAdded,
+    RequestBranched,
     RequestFinished,
     Snapshot,
     TokenSampled,
@@ -36,6 +37,16 @@ class Add(Action):
     prompt_token_ids: list[int]
     params: SamplingParams
     cache_salt: str | None = None
+
+
+@dataclass(frozen=True)
+class Branch(Action):
+    request_id: str  # of the branch
+    owner: str
+    source_id: str
+    position: int
+    token_id: int
+    params: SamplingParams
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,7 @@ class Plan:
 
     @property
     def num_requests(self) -> int:
-        return sum(isinstance(a, Add) for a in self.actions)
+        return sum(isinstance(a, Add | Branch) for a in self.actions)
 
     def changed(
         self, *, config: dict[str, Any] | None = None, sampling: dict[str, Any] | None = None, request_ids: set[str] | None = None
@@ -91,10 +102,10 @@ class Plan:
                 continue
             if isinstance(action, UpdateSampling) and action.name in sampling and mine:
                 continue
-            if isinstance(action, Add) and "seed" in config:
+            if isinstance(action, Add) and "seed" in config:  # a branch has its source's
                 seed = request_seed(config["seed"], action.request_id)
                 action = replace(action, params=action.params.changed(seed=seed))
-            if isinstance(action, Add) and sampling and mine:
+            if isinstance(action, Add | Branch) and sampling and mine:
                 action = replace(action, params=action.params.changed(**sampling))
             actions.append(action)
         return replace(self, config=self.config.changed(**config), actions=actions)
@@ -143,6 +154,7 @@ class _Reader:
             EngineStarted: self._started,
             Snapshot: self._snapshot,
             RequestAdded: self._added,
+            RequestBranched: self._branched,
             RequestFinished: self._finished,
             KnobChanged: self._knob,
             PoolResized: self._resized,
@@ -198,6 +210,15 @@ class _Reader:
             self.actions.append(
                 Add(self._step(e), e.request_id, e.owner, list(e.prompt_token_ids), _params(e.sampling), e.cache_salt)
             )
+
+    def _branched(self, e: RequestBranched) -> None:
+        """It follows its RequestAdded: what was asked for is the branch."""
+        added = self.actions.pop() if self.actions else None
+        if not isinstance(added, Add) or added.request_id != e.request_id:
+            raise ValueError(_("A branch ({name}) without its request: this log cannot be repeated.").format(name=e.request_id))
+        # The engine adds what counts as output already to the limit.
+        params = added.params.changed(max_tokens=max(1, added.params.max_tokens - len(e.output_token_ids)))
+        self.actions.append(Branch(added.step, e.request_id, added.owner, e.source_id, e.position, e.token_id, params))
 
     def _finished(self, e: RequestFinished) -> None:
         self.unfinished.discard(e.request_id)

@@ -24,7 +24,7 @@ from engine.request import SamplingParams
 from explorer.compare.comparison import Comparison, compare
 from explorer.compare.words import report
 from explorer.i18n import _
-from explorer.sources.plan import Abort, Action, Add, Plan, Reconfigure, UpdateSampling, plan_of
+from explorer.sources.plan import Abort, Action, Add, Branch, Plan, Reconfigure, UpdateSampling, plan_of
 
 Progress = Callable[[int, int], None]  # (steps done, steps of the recorded run)
 
@@ -123,6 +123,10 @@ def perform(engine: Any, action: Action) -> None:
     if isinstance(action, Add):
         engine.add_request(
             action.prompt_token_ids, action.params, owner=action.owner, request_id=action.request_id, cache_salt=action.cache_salt
+        )
+    elif isinstance(action, Branch):
+        engine.branch(
+            action.source_id, action.position, action.token_id, action.params, owner=action.owner, branch_id=action.request_id
         )
     elif isinstance(action, Abort):
         engine.abort(action.request_id)

@@ -88,12 +88,14 @@ def test_everything_can_be_taken_out(page: Page, app: str, tmp_path: Path) -> No
     assert picture[:8] == b"\x89PNG\r\n\x1a\n" and width > 600 and height > 600 and len(picture) > 30_000
 
 
-def test_the_run_as_one_html_file(page: Page, app: str, tmp_path: Path) -> None:
+def test_the_run_as_one_html_file(page: Page, app: str, tmp_path: Path, well_behaved: list[str]) -> None:
     open_run(page, app, "?run=shared-prefix&step=30")
     whole, one = (taken(page, label, tmp_path) for label in ("The whole run as HTML", "This page as HTML"))
     assert whole.suffix == one.suffix == ".html" and 300_000 < one.stat().st_size < whole.stat().st_size < 2_000_000
     page.goto(whole.as_uri())
     expect(page.get_by_role("button", name="KV cache")).to_be_visible()
+    assert well_behaved == [f"asked another host: {whole.as_uri()}"]  # itself, and nothing else
+    well_behaved.clear()
 
 
 def test_a_run_is_repeated_or_it_is_said_what_is_missing(page: Page, app: str, make_run: Callable[[int], Path]) -> None:

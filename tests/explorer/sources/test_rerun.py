@@ -65,6 +65,25 @@ def test_a_repetition_is_the_same_down_to_the_blocks(run: EventLog, tmp_path: Pa
     assert sum(pair.num_equal for pair in done.comparison.pairs) > 80
 
 
+def test_branches_and_beams_are_repeated_too() -> None:
+    engine = tiny_engine(num_kv_blocks=80)
+    engine.watch("tokens", top=3)
+    with engine.record() as log:
+        source = engine.add_request([5, 6, 7], SamplingParams(max_tokens=12, seed=3, ignore_eos=True))
+        engine.add_request([9, 8, 7], SamplingParams(max_tokens=6, beam_width=3, n=2, temperature=0, ignore_eos=True))
+        steps(engine, 8)
+        engine.branch(source, 6, 44, owner="ann")
+        steps(engine, 60)
+    engine.close()
+    plan = plan_of(log)
+    assert [type(a).__name__ for a in plan.actions] == ["Add", "Add", "Branch"] and plan.num_requests == 3
+    done = verify(log, plan=plan, parts=tiny_parts()[0])
+    assert done.notes == [] and done.comparison.same, report(done.comparison)
+    assert deeds(done.log, POOL) == deeds(log, POOL)
+    branch = next(p.a for p in done.comparison.pairs if p.a is not None and p.a.owner == "ann")
+    assert branch.token_ids[3] == 44 and sum(len(p.a.token_ids) for p in done.comparison.pairs if p.a is not None) >= 36
+
+
 def test_a_run_that_was_cut_is_repeated_up_to_there() -> None:
     engine = tiny_engine()
     engine.watch("tokens", top=2)
