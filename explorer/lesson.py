@@ -86,8 +86,10 @@ def _table_html(columns: Sequence[str], cells: list[list[Any]], kinds: list[str]
     for row in cells:
         body += "<tr>"
         for i, value in enumerate(row):
-            drawn = _bar(float(value), most) if i == at and _is_number(value) else ""
-            body += f'<td style="text-align:{_side(cells, i)};white-space:pre-wrap;max-width:46em">{drawn}{html.escape(_written(value))}</td>'
+            text = html.escape(_written(value))
+            if i == at and _is_number(value):
+                text = _with_bar(text, float(value), most)
+            body += f'<td style="text-align:{_side(cells, i)};white-space:pre-wrap;max-width:46em">{text}</td>'
         body += "</tr>"
     marks = "".join(_mark(kind) for kind in kinds)
     return (
@@ -109,11 +111,13 @@ def _side(cells: list[list[Any]], i: int) -> str:
     return "right" if cells and all(_is_number(row[i]) or re.match(r"[\d–+-]", str(row[i])) for row in cells) else "left"
 
 
-def _bar(value: float, most: float) -> str:
+def _with_bar(text: str, value: float, most: float) -> str:
+    """A bar of ``value`` beside its text; all bars of a column begin at the same place."""
     width = 100 * value / most if most > 0 and math.isfinite(value) and value > 0 else 0
+    bar = f'<span style="display:inline-block;height:.7em;width:{width:.1f}%;background:{BLUE};border-radius:2px"></span>'
     return (
-        '<span style="display:inline-block;width:9em;margin-right:.7em;vertical-align:middle;text-align:left">'
-        f'<span style="display:inline-block;height:.7em;width:{width:.1f}%;background:{BLUE};border-radius:2px"></span></span>'
+        '<div style="display:flex;gap:.7em;align-items:center;justify-content:flex-end">'
+        f'<span style="width:9em;flex:none;text-align:left">{bar}</span><span style="min-width:3.5em">{text}</span></div>'
     )
 
 

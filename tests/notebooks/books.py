@@ -1,7 +1,7 @@
 """Reading, tidying and running the notebooks. ``python -m tests.notebooks.books`` makes them ready to be committed.
 
 Cells say by tags (metadata, "tags") what they are: "question", "prediction" (the reader writes a number there), "view", "taught"
-(what is commonly taught wrong), "exercise" (a cell to fill in), "check" (says whether it is solved, and never raises), "solution" (text
+(what is commonly taught wrong), "exercise" (a cell to fill in), "check" (says whether it is solved, and never raises; folded), "solution" (text
 with the solved exercise as its one Python block), "answer" (what was measured here).
 """
 
@@ -44,6 +44,8 @@ def tidy(book: Any) -> Any:
     for cell in book.cells:
         tags = cell.metadata.get("tags", [])
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        if "check" in tags:
+            cell.metadata["jupyter"] = {"source_hidden": True}  # its hints would give the answer away
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     return book
