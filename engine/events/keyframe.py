@@ -6,7 +6,19 @@ from typing import Any
 import numpy as np
 
 from engine.events.state import State
-from engine.events.types import EngineStarted, Event, LogitsRecorded, RequestAdded, RequestState, Snapshot, StepDone, TokenSampled
+from engine.events.types import (
+    BeamsFinished,
+    BeamsSelected,
+    EngineStarted,
+    Event,
+    LogitsRecorded,
+    RequestAdded,
+    RequestBranched,
+    RequestState,
+    Snapshot,
+    StepDone,
+    TokenSampled,
+)
 
 
 class Keyframe:
@@ -47,6 +59,9 @@ _WEIGHTS: dict[type, Callable[[Any], int]] = {
     RequestAdded: lambda e: 1000 + 10 * len(e.prompt_token_ids) + len(e.prompt_text),
     Snapshot: lambda e: 1000 + 8 * len(e.ref_counts) + 100 * len(e.cached) + sum(map(_state_weight, e.requests)),
     LogitsRecorded: lambda e: 300 + len(e.logits),
+    BeamsSelected: lambda e: 300 + 250 * len(e.candidates),
+    BeamsFinished: lambda e: 300 + sum(200 + 100 * len(s.token_ids) for s in e.sequences),
+    RequestBranched: lambda e: 400 + 100 * len(e.output_token_ids),
 }
 
 

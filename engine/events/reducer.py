@@ -220,6 +220,9 @@ def _beams_selected(state: "State", e: BeamsSelected) -> None:
         index = e.position - view.num_prompt_tokens
         if not len(token_ids) <= index < MAX_TOKENS:
             raise ValueError(f"a beam of {e.request_id!r} has {len(token_ids)} tokens before token {index}")
+        more = index + 1 - len(view.output_token_ids)
+        state._hold(more)  # checked before anything that long is made
+        state._hold(-more)
         unseen = [UNSEEN] * (index - len(token_ids))  # of steps that were not recorded
         _set_output(state, view, [*token_ids, *unseen, c.token_id], [*texts, c.text])
         view.num_output_tokens = index + 1

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import SamplingParams
-from engine.events.types import BeamsFinished, BeamsSelected, BlockCopied, BlockShared, RequestPreempted, StepDone, TokenSampled
+from engine.events.log import EventLog
+from engine.events.types import (
+    BeamsFinished,
+    BeamsSelected,
+    BlockCopied,
+    BlockShared,
+    RequestBranched,
+    RequestPreempted,
+    StepDone,
+    TokenSampled,
+)
 from engine.request import RequestOutput
 from tests.engine.engines import Checked, tiny_engine, tiny_parts
 
@@ -210,6 +220,29 @@ def test_the_tree_in_the_events_is_the_one_that_was_searched():
     assert [s.token_ids for s in end.sequences] == [o.token_ids for o in output.outputs]
     assert checked.state.requests[request_id].output_token_ids == output.token_ids
     assert checked.state.requests[f"{request_id}#1"].output_token_ids == output.outputs[1].token_ids
+
+
+def test_a_saved_run_with_beams_and_a_branch_comes_back(tmp_path):
+    """Every event through the file, and the state of any step from its keyframes."""
+    engine = tiny_engine()
+    with engine.record() as log:
+        engine.watch("tokens", top=2)
+        source = engine.generate([prompt(2)], beams(3, stop_token_ids=END, max_tokens=8))[0]
+        branch = engine.branch(f"{source.request_id}#1", 9 + 2, 70)
+        while engine.has_unfinished():
+            engine.step()
+    log.save(tmp_path / "run.cutaway")
+    again = EventLog.load(tmp_path / "run.cutaway")
+    before, after = log.since(0).events, again.since(0).events
+    kinds = {type(e) for e in before}
+    assert {BeamsSelected, BeamsFinished, RequestBranched} <= kinds
+    assert repr(after) == repr(before)  # NaN is not equal to itself
+    assert [o.token_ids for o in source.outputs] == [
+        again.at(log.last_step).requests[f"{source.request_id}#{i}" if i else source.request_id].output_token_ids
+        for i in range(3)
+    ]
+    view = again.at(log.last_step).requests[branch]
+    assert (view.branched_from, view.branched_at, view.output_token_ids[2]) == (f"{source.request_id}#1", 11, 70)
 
 
 def test_tokens_are_told_for_every_beam():

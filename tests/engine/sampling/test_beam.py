@@ -20,10 +20,11 @@ INF = math.inf
 PROMPT = (11, 12, 13)
 
 
-def random_logprobs(prefix: Sequence[int], vocab: int, spread: float, seed: int) -> torch.Tensor:
-    """float32 [vocab], a function of the tokens before."""
+def random_logprobs(prefix: Sequence[int], vocab: int, spread: float, seed: int, favoured: Sequence[int] = ()) -> torch.Tensor:
+    """float32 [vocab], a function of the tokens before; the ``favoured`` tokens are the likeliest by far."""
     digest = hashlib.blake2b(f"{seed}:{list(prefix)}".encode(), digest_size=8).digest()
     x = np.random.default_rng(int.from_bytes(digest, "little")).normal(0, spread, vocab)
+    x[list(favoured)] += 9
     return torch.log_softmax(torch.from_numpy(x), -1).float()
 
 
@@ -40,12 +41,14 @@ def run(
 
 
 def theirs(
-    width: int, length_penalty: float, early_stopping: Any, ends: list[int], max_length: int, spread: float, seed: int
-) -> Any:
+    width: int, length_penalty: float, early_stopping: Any, ends: list[int], max_length: int, spread: float, seed: int,
+    favoured: Sequence[int] = (),
+) -> tuple[list[tuple[tuple[int, ...], float]], int]:  # fmt: skip
+    """(output tokens, score), best first, and how many steps transformers took."""
     _, made = tiny_parts()
 
     def replace(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return torch.stack([random_logprobs(row, scores.shape[-1], spread, seed) for row in input_ids.tolist()])
+        return torch.stack([random_logprobs(row, scores.shape[-1], spread, seed, favoured) for row in input_ids.tolist()])
 
     with torch.no_grad():
         out = made.model.generate(
@@ -58,7 +61,7 @@ def theirs(
         tokens = row[3:]
         end = next((i + 1 for i, t in enumerate(tokens) if t in ends), len(tokens))
         found.append((tuple(tokens[:end]), score))
-    return found
+    return found, len(out.scores)
 
 
 STOPPED: set[tuple[Any, int]] = set()
@@ -72,7 +75,8 @@ def test_random_logits_against_transformers(width, num_ends, spread, length_pena
     for seed in range(2):
         search = BeamSearch(width, length_penalty, early_stopping, num_end_tokens=num_ends, max_length=7)
         got = run(search, lambda p: random_logprobs(p, 320, spread, seed), set(ends))  # noqa: B023
-        want = theirs(width, length_penalty, early_stopping, ends, 7, spread, seed)
+        want, steps = theirs(width, length_penalty, early_stopping, ends, 7, spread, seed)
+        assert search.length == steps
         assert [s for _, s in got] == pytest.approx([s for _, s in want], rel=3e-7, abs=1e-4)
         assert [t for t, _ in got] == [t for t, _ in want]
         STOPPED.add((early_stopping, search.length))
@@ -92,6 +96,19 @@ def test_width_one_is_greedy(seed):
         tokens, total = (*tokens, int(x.argmax())), total + float(x.max())
     got = run(BeamSearch(1, 0.8, True, num_end_tokens=len(ends), max_length=7), logprobs, ends)
     assert got == [(tokens, pytest.approx(total / len(tokens) ** 0.8))]
+
+
+@pytest.mark.parametrize("early_stopping", [False, "never"])
+@pytest.mark.parametrize(("width", "num_ends"), [(2, 1), (2, 3), (4, 5)])
+def test_beams_go_on_though_all_the_best_ways_end(width, num_ends, early_stopping):
+    """After every beam the end tokens are the likeliest: what goes on comes after all of those of all beams."""
+    ends = list(range(20, 20 + num_ends))
+    search = BeamSearch(width, 3.0, early_stopping, num_end_tokens=num_ends, max_length=5)
+    got = run(search, lambda p: random_logprobs(p, 320, 1.0, 1, ends), set(ends))
+    want, steps = theirs(width, 3.0, early_stopping, ends, 5, 1.0, 1, ends)
+    assert [t for t, _ in got] == [t for t, _ in want]
+    assert [s for _, s in got] == pytest.approx([s for _, s in want], rel=3e-7, abs=1e-4)
+    assert search.length == steps
 
 
 def test_the_searches_above_ended_in_different_ways():
