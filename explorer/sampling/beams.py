@@ -106,9 +106,8 @@ def told(run: BeamRun, step: int) -> str:
         more = " …" if len(gone) > DEATHS_TOLD else ""
         parts.append(
             _("Beams whose text nothing went on from (their place is taken over by a better one): {shown}{more}").format(
-                shown=shown, more=more
+                shown=shown, more=more or "."
             )
-            + "."
         )
     if steps:
         dropped = sum(c.fate == "dropped" for e in steps for c in e.candidates)

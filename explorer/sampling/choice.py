@@ -1,6 +1,7 @@
 """One token's choice as a picture: its candidates through every processor, the bar that u falls on, the curve that top-p cuts. Pure."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,8 +60,8 @@ class Choice:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def recorded_choice(e: TokenSampled, params: SamplingParams, vocab_size: int) -> Choice:
-    """As the engine recorded it: every number measured, or a quotient of two that were."""
+def recorded_choice(e: TokenSampled, params: SamplingParams, vocab_size: int, history: Iterable[int] = ()) -> Choice:
+    """As the engine recorded it: every number measured, or a quotient of two that were. ``history``: tokens that penalties saw."""
     found, columns = shares(e), ["raw", *active(params)]
     by_raw = sorted(range(len(e.top)), key=lambda i: -e.top[i].logprob)
     walk = sorted(range(len(e.top)), key=lambda i: (-_after(e, i), e.top[i].token_id))
@@ -75,8 +76,12 @@ def recorded_choice(e: TokenSampled, params: SamplingParams, vocab_size: int) ->
         rows.append(
             Row(e.token_id, [math.exp(e.logprob), *[math.nan] * (len(columns) - 2), e.prob][: len(columns)], "", True, True)
         )
-    kept = [(e.top[i].token_id, final[i]) for i in walk if final[i] > 0]
     size = e.nucleus_size or 1
+    places = [i for i in walk if final[i] > 0]
+    if params.penalised and len(places) < size:
+        least = _where_others_begin(e, params, set(history))
+        places = [i for i in places if _after(e, i) > least]
+    kept = [(e.top[i].token_id, final[i]) for i in places]
     sizes = left(e, vocab_size)
     return Choice(
         columns, rows, _others(rows, len(columns)), vocab_size - len(rows),
@@ -88,6 +93,19 @@ def recorded_choice(e: TokenSampled, params: SamplingParams, vocab_size: int) ->
 def _after(e: TokenSampled, i: int) -> float:
     value = e.top[i].penalised
     return e.top[i].logprob if math.isnan(value) else value
+
+
+def _where_others_begin(e: TokenSampled, params: SamplingParams, history: set[int]) -> float:
+    """The log-probability after the penalties that no unlisted token exceeds; inf where there is no telling.
+
+    What is not listed was no likelier than the last candidate, and penalties that discourage move it no further up than a
+    token that they leave alone.
+    """
+    encouraging = params.repetition_penalty < 1 or params.presence_penalty < 0 or params.frequency_penalty < 0
+    shifts = [c.penalised - c.logprob for c in e.top if c.token_id not in history and not math.isnan(c.penalised)]
+    if encouraging or not shifts:
+        return math.inf
+    return min(c.logprob for c in e.top) + max(shifts)
 
 
 def _others(rows: list[Row], columns: int) -> list[float]:

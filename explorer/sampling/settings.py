@@ -21,6 +21,8 @@ class Settings(pn.viewable.Viewer):
     def __init__(self, changed: Callable[[str, float], None], **params: Any) -> None:
         super().__init__(**params)
         self._changed = changed
+        self._hands = dict.fromkeys(KNOBS, 0)  # moves by hand that are on their way
+        self._told: dict[str, float] = {}  # the value that each slider shows, as far as is known here
         self._showing = 0  # the thread that sets sliders: those are not moved by a person
         self.sliders: dict[str, Any] = {
             "temperature": _slider(_("Temperature"), 0.0, 2.0, 0.05, 1.0, _("0: greedy. Divides the logits.")),
@@ -41,7 +43,12 @@ class Settings(pn.viewable.Viewer):
     def _moved(self, name: str) -> None:
         if self._showing != threading.get_ident():
             value = self.sliders[name].value  # the newest: callbacks of one browser may overtake each other
-            self._changed(name, int(value) if name == "top_k" else round(float(value), 4))
+            self._told[name] = value = int(value) if name == "top_k" else round(float(value), 4)
+            self._hands[name] += 1
+            try:
+                self._changed(name, value)
+            finally:
+                self._hands[name] -= 1
 
     def show(self, params: SamplingParams, disabled: set[str]) -> None:
         """Set the sliders; ``disabled``: those that cannot be recomputed from what was recorded."""
@@ -52,7 +59,9 @@ class Settings(pn.viewable.Viewer):
                 value = max(value, slider.start)
                 if value > slider.end:  # a request may ask for more than the slider offers
                     slider.end = value
-                if slider.value != value:
+                # A slider that a person moves is left alone: it may be further already than what was heard of it.
+                if self._told.get(name) != value and not self._hands[name]:
+                    self._told[name] = value
                     slider.value = value
                 if slider.disabled != (name in disabled):
                     slider.disabled = name in disabled

@@ -53,6 +53,7 @@ class SamplingView(ExplorerView):
         self._looked: tuple[str, int] | None = None  # (request, position) on the screen
         self._event: TokenSampled | None = None
         self._basis: whatif.Basis | None = None
+        self._history: set[int] = set()
         self._recorded = SamplingParams()
         self._shown: tuple[Any, ...] = ()
         self._plotted: tuple[Any, ...] = ()
@@ -62,8 +63,8 @@ class SamplingView(ExplorerView):
         self.pace = Pace()  # of the plots
         self._build()
         self.param.watch(lambda *_events: self._redraw(), list(whatif.KNOBS))
-        self.param.watch(lambda *_events: self._marks_moved(), ["nucleus_p", "fixed_k"])
-        self.clock.param.watch(lambda *_events: self._selection_moved(), ["request_id", "token_index"])
+        self.param.watch(lambda *_events: self._draw_again(), ["nucleus_p", "fixed_k"])
+        self.clock.param.watch(lambda *_events: self._draw_again(), ["request_id", "token_index"])
         self.update()
 
     # -- what stands where -------------------------------------------------------------------------------------------------
@@ -222,6 +223,7 @@ class SamplingView(ExplorerView):
             self._looked, self._event, self._basis = looked, None, None
             if track is not None and point is not None:
                 self._recorded = whatif.params_of(track.sampling_at(point.position))
+                self._history = {t for part in track.before(point.position) for t in part}
                 self._event, logits = recorded(self.store, point, track.request_id)
                 if logits is not None:
                     self._basis = whatif.Basis.of_logits(logits, track.before(point.position))
@@ -292,7 +294,7 @@ class SamplingView(ExplorerView):
         try:
             self.choice, words = self._made(event, params, changes)
         except ValueError as error:  # what was recorded does not allow this question
-            self.choice, words = recorded_choice(event, self._recorded, self._vocab), escape(str(error))
+            self.choice, words = recorded_choice(event, self._recorded, self._vocab, self._history), escape(str(error))
         kinds = ("derived", "what-if") if self.choice.derived else ("measured",)
         self.head.object = heading(_("How {token} was chosen").format(token=f"“{event.text}”"), kinds, HINT_CHOICE)
         self.picture.data = picture.choice_data(self.choice, params, self.rows.text_of)
@@ -300,7 +302,7 @@ class SamplingView(ExplorerView):
 
     def _made(self, event: TokenSampled, params: SamplingParams, changes: dict[str, Any]) -> tuple[Choice, str]:
         if not changes:
-            return recorded_choice(event, self._recorded, self._vocab), recorded_words(event, self._recorded)
+            return recorded_choice(event, self._recorded, self._vocab, self._history), recorded_words(event, self._recorded)
         if self._basis is None:
             raise ValueError(_("No candidates were recorded with this token: there is nothing to recompute."))
         u = event.u
@@ -347,8 +349,8 @@ class SamplingView(ExplorerView):
         if points:
             self.plots.look_at(points[0].position, points[-1].position, point.position if point is not None else None)
 
-    def _marks_moved(self) -> None:
-        self._shown = ()  # drawn by the next update: a figure may be changed on the document's own callbacks only
+    def _draw_again(self) -> None:
+        self._shown = ()  # by the next update: a figure may be changed on the document's own callbacks only
 
     def _plot_tapped(self, event: Any) -> None:
         track = self.track
@@ -356,9 +358,6 @@ class SamplingView(ExplorerView):
             self.clock.param.update(request_id=track.request_id, token_index=round(event.x))
 
     # -- the selection ------------------------------------------------------------------------------------------------------------
-
-    def _selection_moved(self) -> None:
-        self._shown = ()
 
     def _request_chosen(self, event: Any) -> None:
         track = self.track
