@@ -9,6 +9,11 @@ import param
 from explorer.theme import replaying
 
 
+LONG_RUN = 100_000  # events of a recorded run, beyond which a view takes in only those around the step that it shows
+STEPS_BEFORE, STEPS_AFTER, STEPS_DRAWN = 240, 240, 80  # how many; and how many on either side are drawn with the shown one
+NOWHERE = (0, -1)
+
+
 class Clock(param.Parameterized):
     """What one browser looks at: the step on the screen and the selection. One a browser session, shared by its views.
 
@@ -89,16 +94,41 @@ class ExplorerView(pn.viewable.Viewer):
         self.session = session
         self.clock = clock if clock is not None else Clock()
         self.cursor = 0  # the index in the log up to which this view has seen the events
+        self._around = NOWHERE  # the steps of a long recorded run that this view has taken in
         self.missed = 0  # events that the ring buffer dropped before this view saw them
         # A server with several threads runs the callbacks of one browser side by side: whatever takes events in or reads what
         # they left holds this.
         self.lock = threading.RLock()
 
     def new_events(self, limit: int | None = None) -> list[Any]:
-        """The events since the last call (at most ``limit``), oldest first."""
+        """The events since the last call (at most ``limit``), oldest first.
+
+        Of a long recorded run only those around the shown step, anew whenever it leaves them: they then begin with EngineStarted and
+        a Snapshot, as when an engine starts.
+        """
+        if getattr(self.store, "replayed", False) and len(self.store) > LONG_RUN:
+            return self._events_around(self.shown_step)
         events, self.cursor, missed = self.store.since(self.cursor, limit)
         self.missed += missed
         return events
+
+    def _events_around(self, step: int) -> list[Any]:
+        kept, (first, last) = self.store, self._around
+        if (
+            first <= step <= last
+            and (first == kept.first_step or step - first >= STEPS_DRAWN)
+            and (last == kept.last_step or last - step >= STEPS_DRAWN)
+        ):
+            return []
+        first = max(self.store.first_step, step - STEPS_BEFORE)
+        self._around = (first, min(self.store.last_step, step + STEPS_AFTER))
+        self.cursor = self.store.log.next_index
+        before = self.store.at(first).snapshot()
+        return [self.store.started, before, *self.store.window(first + 1, self._around[1])]
+
+    def forget(self) -> None:
+        """Take in anew what is shown of a long recorded run."""
+        self._around = NOWHERE
 
     @property
     def shown_step(self) -> int:

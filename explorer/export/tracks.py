@@ -54,6 +54,7 @@ def record(store: Any, page: Page, steps: list[int]) -> Recording:
         tracks = _Tracks(mirror)
         for frame, step in [*enumerate(steps), (0, steps[0])]:  # back to the first: what it shows is known then too
             clock.goto(step, store.first_step, store.last_step)
+            view.forget()
             view.update()
             tracks.take(frame, spec)
         return Recording(

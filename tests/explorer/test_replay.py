@@ -204,3 +204,27 @@ def test_a_background_check_finds_what_opening_does_not(desk: Desk, tmp_path: Pa
     sealed[0] = sealed[0]._replace(chunk=sealed[0].chunk._replace(data=b"junk"))
     replay._check()
     assert "contradicts itself" in replay.problem
+
+
+def test_a_long_run_is_taken_in_around_the_shown_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bars and states as when all of it is taken in, wherever one goes."""
+    from explorer.base import Clock
+    from explorer.run.view import RunView
+    from explorer.store import EventStore
+
+    store = EventStore.load(SHIPPED["full-pool"].path)
+    whole = RunView(store, None, Clock(live=False))
+    monkeypatch.setattr("explorer.base.LONG_RUN", 50)
+    for name, steps in (("BEFORE", 12), ("AFTER", 9), ("DRAWN", 4)):
+        monkeypatch.setattr(f"explorer.base.STEPS_{name}", steps)
+    clock = Clock(live=False)
+    view = RunView(store, None, clock)
+    for step in (5, 70, 71, 137, 20, 64, 0):
+        clock.goto(step, store.first_step, store.last_step)
+        view.update()
+        near = range(max(1, step - 3), min(step + 1, store.last_step) + 1)
+        bars = {(b.request_id, b.step, b.phase, b.num_tokens) for b in view.rows.steps_between(near.start, near.stop - 1)}
+        want = {(b.request_id, b.step, b.phase, b.num_tokens) for b in whole.rows.steps_between(near.start, near.stop - 1)}
+        assert bars == want, step
+        live = {v.request_id for v in store.at(step).live}
+        assert live <= set(view.rows.requests)

@@ -38,12 +38,13 @@ def player(page: Page, file: Path, well_behaved: list[str]) -> Iterator[Page]:
 
 
 def text_of(page: Page) -> str:
-    """All text in the view, in whichever shadow root, once what draws with the next frames has drawn."""
+    """All text in the view, in whichever shadow root, and the block map's codes; once what draws with the next frames has drawn. (The
+    map's legend follows half a second later.)"""
     return page.evaluate(
         """async () => {
           const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
           for (let i = 0; i < 4; i++) await frame();
-          const walk = (node) => node.nodeType === 3 ? node.data : node.nodeName === "STYLE" ? "" : [...(node.shadowRoot ?? node).childNodes, ...(node.shadowRoot ? node.childNodes : [])].map(walk).join(" ");
+          const walk = (node) => node.nodeType === 3 ? node.data : node.nodeName === "STYLE" || node.className === "ctw-bar" ? "" : node.cutaway?.codes ? node.cutaway.codes.join(" ") : [...(node.shadowRoot ?? node).childNodes, ...(node.shadowRoot ? node.childNodes : [])].map(walk).join(" ");
           return walk(document.querySelector("main section:not([hidden])")).replace(/\\s+/g, " ");
         }"""
     )
