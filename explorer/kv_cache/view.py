@@ -86,9 +86,8 @@ class KVCacheView(ExplorerView):
         self._layout = pn.Column(
             *([self._scene_card()] if self.director is not None else []),
             card(_("All physical blocks"), self.now, self.map, kinds="measured", hint=HINT_MAP),
-            grid(*left, min_width=420),
-            card(_("Tokens, blocks, and a reservation of the maximum"), self.used_now,
-                self.used_plot,
+            grid(*left, min_width=420, margin=(0, 0, 16, 0)),
+            card(_("Tokens, blocks, and a reservation of the maximum"), self.used_now, self.used_plot,
                  kinds="derived", margin=(0, 0, 16, 0),
                  hint=_("Pages waste at most the end of each request's last block. Contiguous reservation wastes what is not written yet.")),
             grid(*right, min_width=420),

@@ -82,6 +82,26 @@ _MAKERS: dict[str, Callable[[Any], w.Widget]] = {
 }
 
 
+class WhatIf(w.Widget):
+    """A what-if knob of a page: its ``value`` can be read, set, observed and linked. It shows nothing, the page has a control for it."""
+
+    value = t.Any(None, allow_none=True).tag(sync=True)
+
+    def __init__(self, view: Any, name: str) -> None:
+        self._view, self._name = view, name
+        super().__init__(value=getattr(view, name))
+        view.param.watch(lambda event: setattr(self, "value", event.new), name)
+
+    @t.validate("value")
+    def _take(self, proposal: Any) -> Any:
+        if proposal["value"] != getattr(self._view, self._name):
+            try:
+                setattr(self._view, self._name, proposal["value"])
+            except ValueError as error:
+                raise t.TraitError(str(error)) from None
+        return getattr(self._view, self._name)
+
+
 def _knob(knob: Knob) -> w.Widget:
     common = {"description": knob.label, "tooltip": knob.hint, "layout": LAYOUT, "style": STYLE, "disabled": True}
     if not knob.options:

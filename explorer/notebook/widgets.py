@@ -12,7 +12,7 @@ import traitlets as t
 from explorer.base import Clock
 from explorer.i18n import _
 from explorer.mirror import Mirror
-from explorer.notebook.controls import Knobs, control
+from explorer.notebook.controls import Knobs, WhatIf, control
 from explorer.notebook.frame import Frame
 from explorer.notebook.head import Head
 from explorer.notebook.hub import HUB, LOCK
@@ -34,6 +34,7 @@ class Shown:
         self.head.update()  # so that what goes out with the widget is complete
         steering = self.view.controls()
         self.controls = {name: control(widget) for name, widget in steering.items()}
+        self.what_if = {name: WhatIf(self.view, name) for name in self.view.url_params}
         names = self.view.live_knobs if session is not None else ()
         self.row = w.Box([*(desk.knobs.widgets[name] for name in names), *self.controls.values()], layout=ROW)
         whole = pn.Column(self.head.layout, self.view, sizing_mode="stretch_width", margin=0)
@@ -55,8 +56,8 @@ class Desk(w.VBox):
 
     Traits, to read, set, observe and link (``link`` and ``jslink``): ``step`` (the step on the screen; setting it pauses the
     view there), ``live``, ``playing``, ``speed`` (steps a second) and ``selection``, a dict with ``request_id``, ``block_id``
-    and ``token_index`` (None: nothing). Controls: ``step_slider``, ``live_button``, and one for each live knob and each
-    sampling parameter of the pages, by its name: ``view.temperature.value = 1.2``.
+    and ``token_index`` (None: nothing). Controls: ``step_slider``, ``live_button``, and one for each live knob, sampling
+    parameter and what-if knob of the pages, by its name: ``view.temperature.value = 1.2``.
     """
 
     step = t.Int(0).tag(sync=True)
@@ -86,6 +87,7 @@ class Desk(w.VBox):
                 self.shown[slug] = Shown(PAGES[slug], self)
             for name, widget in self.controls.items():
                 setattr(self, name, widget)
+                widget.observe(self._steered, "value")
             self.children = self._build()
             self.clock.param.watch(self._clock_moved, ["step", "live", "playing", "speed", *SELECTION])
             self.observe(self._asked, ["step", "live", "playing", "speed", "selection"])
@@ -99,8 +101,11 @@ class Desk(w.VBox):
 
     @property
     def controls(self) -> dict[str, w.Widget]:
-        """Every control that steers the engine or the requests sent from here, by the name of what it sets."""
-        return {**self.knobs.widgets, **{name: c for shown in self.shown.values() for name, c in shown.controls.items()}}
+        """Everything with a value that steers the engine, the requests sent from here, or a what-if of a page, by the name of
+        what it sets. Where two pages have the same name, what is sent comes first: ``shown[slug].what_if`` has the other."""
+        pages = self.shown.values()
+        what_if = {name: knob for shown in pages for name, knob in shown.what_if.items()}
+        return {**what_if, **{name: c for shown in pages for name, c in shown.controls.items()}, **self.knobs.widgets}
 
     def _top(self) -> w.Widget:
         session = self.source.session
@@ -213,6 +218,11 @@ class Desk(w.VBox):
 
     def _move_knob(self, name: str, value: Any) -> None:
         self._session().reconfigure(self.clock.owner, **{name: value})
+
+    def _steered(self, _change: Any) -> None:
+        """What follows from it shows before the next tick."""
+        if not self._telling:
+            self.tick()
 
     def _clock_moved(self, *_events: Any) -> None:
         if not self._telling:

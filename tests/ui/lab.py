@@ -106,13 +106,16 @@ class Notebook:
         page, cell = self.page, self._cell(self.count)
         cell.locator(".cm-content").click()
         page.keyboard.insert_text(code)
+        page.keyboard.press("Shift+Enter")
+        self._cell(self.count + 1).wait_for()
+        asked = cell.locator(".jp-InputPrompt").filter(has_not_text="[ ]")
         for _ in range(10):
-            page.keyboard.press("Shift+Enter")
             try:  # at times JupyterLab does nothing at first
-                self._cell(self.count + 1).wait_for(timeout=3000)
+                asked.wait_for(timeout=4000)
                 break
             except TimeoutError:
                 cell.locator(".cm-content").click()
+                page.keyboard.press("Control+Enter")
         self.count += 1
         return cell
 

@@ -1,7 +1,6 @@
 """The Python half of the widgets: traits, controls, what is sent to whom, and what is refused."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import ipywidgets
@@ -229,6 +228,22 @@ def test_sampling_knobs_are_the_pages_own(run: Bench, sent: list[Any]) -> None:
     assert widget.temperature.value == 0.3
     labels = [facts.get("label") for facts in frame_of(widget).get_state()["_spec"]["nodes"].values()]
     assert "Send" in labels and "Temperature" not in labels, "the control stands in the place of the page's own"
+
+
+def test_what_if_knobs_have_a_value_that_can_be_linked(run: Bench) -> None:
+    widget = explorer.SamplingView(run.session)
+    view = widget.shown["sampling"].view
+    widget.temperature.value = 1.2
+    assert view.temperature == 1.2
+    view.temperature = None
+    assert widget.temperature.value is None
+    slider = ipywidgets.FloatSlider(min=0.05, max=1, value=0.5)
+    ipywidgets.dlink((slider, "value"), (widget.nucleus_p, "value"))
+    slider.value = 0.7
+    assert view.nucleus_p == 0.7
+    with pytest.raises(traitlets.TraitError):
+        widget.top_p.value = 3
+    assert view.top_p is None and widget.top_p.value is None
 
 
 # -- pages -----------------------------------------------------------------------------------------------------------------
