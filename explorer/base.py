@@ -8,7 +8,6 @@ import param
 
 from explorer.theme import replaying
 
-
 LONG_RUN = 100_000  # events of a recorded run, beyond which a view takes in only those around the step that it shows
 STEPS_BEFORE, STEPS_AFTER, STEPS_DRAWN = 240, 240, 80  # how many; and how many on either side are drawn with the shown one
 NOWHERE = (0, -1)

@@ -1,6 +1,7 @@
 """A saved run in place of the engine: what one browser looks at, and the bar that says so on top of every page."""
 
 import html
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import Any
 import panel as pn
 import panel_material_ui as pmui
 
-from explorer.compare.comparison import facts_of
+from explorer.compare.comparison import compare, facts_of
+from explorer.compare.words import report
 from explorer.i18n import _, ngettext
 from explorer.runs import SHIPPED
 from explorer.sources.verifying import Verifier
@@ -63,12 +65,45 @@ class Replay:
             self.problem = _("This file contradicts itself: {error}. What is shown may be wrong.").format(error=error)
 
 
+def at_rest(store: EventStore) -> EventStore:
+    """The run as it is now: an engine may go on adding to it."""
+    if store.replayed:
+        return store
+    with tempfile.TemporaryDirectory(prefix="cutaway-save-") as folder:
+        path = Path(folder) / "run.cutaway"
+        store.save(path)
+        return EventStore.load(path)
+
+
+class Comparing:
+    """Two runs compared in a thread; told as ``Verifier`` tells its."""
+
+    def __init__(self, title: str, a: EventStore, b: EventStore) -> None:
+        self._text, self._done = _("Comparing …"), False
+        threading.Thread(target=self._run, args=(title, a, b), name="compare two runs", daemon=True).start()
+
+    def _run(self, title: str, a: EventStore, b: EventStore) -> None:
+        try:
+            lines = report(compare(at_rest(a).log, b.log))
+            self._text = "\n".join([_("First run: {title}. Second run: this one.").format(title=title), *lines])
+        except (ValueError, OSError) as error:
+            self._text = _("They could not be compared: {error}").format(error=error)
+        self._done = True
+
+    def said(self) -> tuple[str, bool]:
+        return self._text, self._done
+
+    def stop(self) -> None:
+        """It ends by itself."""
+
+
 class ReplayBar:
     """``root`` goes on top of the page; it shows while there is a replay. ``go_live`` is called by its button."""
 
     def __init__(self, go_live: Callable[[], None]) -> None:
         self.replay: Replay | None = None
-        self._verifier: Verifier | None = None
+        self._other: tuple[str, EventStore] | None = None  # what was looked at before, to compare with
+        self._verifier: Verifier | Comparing | None = None
         self._drawn: Any = None
         self.text = pane("", css=CSS)
         self.report = pane("", css=CSS, visible=False, margin=(10, 0, 0, 0))
@@ -79,16 +114,23 @@ class ReplayBar:
             description=_("Repeats this run with a fresh engine in a process of its own and reports the first difference."),
         )  # fmt: skip
         self.verify.on_click(lambda _event: self._verify())
-        buttons = pn.Row(self.live, self.verify, margin=(8, 0, 0, 0), styles={"gap": "8px", "flex-wrap": "wrap"})
+        self.compare = pmui.Button(label="", icon="compare", variant="outlined", size="small", margin=0, visible=False)
+        self.compare.on_click(lambda _event: self._compare())
+        buttons = pn.Row(self.live, self.verify, self.compare, margin=(8, 0, 0, 0), styles={"gap": "8px", "flex-wrap": "wrap"})
         self.root = pn.Column(
             self.text, buttons, self.report, visible=False, sizing_mode="stretch_width", margin=(0, 0, 16, 0),
             styles={"border": "1px solid #cc79a7", "border-left-width": "5px", "border-radius": "12px", "padding": "12px 16px",
                     "background": "var(--panel-surface-color)", "box-sizing": "border-box"},
         )  # fmt: skip
 
-    def show(self, replay: Replay | None) -> None:
+    def show(self, replay: Replay | None, before: tuple[str, EventStore] | None = None) -> None:
+        """``before``: title and store of what was looked at until now."""
         self.close()
         self.replay = replay
+        self._other = before if before is not None and before[1].last_step else None
+        self.compare.visible = self._other is not None
+        if self._other is not None:
+            self.compare.label = _("Compare with {other}").format(other=_shortened(self._other[0]))
         self.report.visible = False
         self.root.visible = replay is not None
 
@@ -109,18 +151,27 @@ class ReplayBar:
         body = f'<pre class="rp-report" role="status" tabindex="0">{html.escape(text)}</pre>'
         if self.report.object != body or not self.report.visible:
             self.report.param.update(object=body, visible=True)
-        if self.verify.disabled == done:
-            self.verify.disabled = not done
+        for button in (self.verify, self.compare):
+            if button.disabled == done:
+                button.disabled = not done
 
     def _verify(self) -> None:
-        if self.replay is not None and (self._verifier is None or self._verifier.said()[1]):
+        if self.replay is not None and self._idle:
             self._verifier = Verifier(self.replay.store.log)
+
+    def _compare(self) -> None:
+        if self.replay is not None and self._other is not None and self._idle:
+            self._verifier = Comparing(*self._other, self.replay.store)
+
+    @property
+    def _idle(self) -> bool:
+        return self._verifier is None or self._verifier.said()[1]
 
     def close(self) -> None:
         if self._verifier is not None:
             self._verifier.stop()
         self._verifier = None
-        self.verify.disabled = False
+        self.verify.disabled = self.compare.disabled = False
 
 
 def _bar_html(replay: Replay, engine_ready: bool) -> str:

@@ -145,8 +145,9 @@ class Shell:
                 return
             slug = self.slug or HOME
             self._close_views()
+            before = (_("the engine's run") if self.replay is None else self.replay.title, self.store)
             self.replay, self.slug, self.view = replay, "", None
-            self.replay_bar.show(replay)
+            self.replay_bar.show(replay, before)
             self.engine.visible = replay is None
             self.clock = Clock(owner=self.owner)  # the views that are gone listen to the old one
             if replay is not None:

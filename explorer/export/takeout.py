@@ -17,7 +17,7 @@ from explorer.export.files import Files
 from explorer.export.html import run_html
 from explorer.export.tables import TABLES, csv_bytes, parquet_bytes
 from explorer.i18n import _
-from explorer.replay import Replay
+from explorer.replay import Replay, at_rest
 from explorer.runs import SHIPPED
 from explorer.store import EventStore
 
@@ -120,22 +120,12 @@ class TakeOut:
             else name
         )
         self._say(_("Stepping through the run; the file comes when that is done."))
-        data = run_html(_at_rest(store), title, None if whole else [slug])
+        data = run_html(at_rest(store), title, None if whole else [slug])
         self.files.give(f"{self._name(page=not whole)}.html", data, "text/html")
         self._say(_("{name}.html: {size:.1f} MiB.").format(name=self._name(page=not whole), size=len(data) / 2**20))
 
     def close(self) -> None:
         self.files.close()
-
-
-def _at_rest(store: EventStore) -> EventStore:
-    """The run as it is now: an engine may go on adding to it."""
-    if store.replayed:
-        return store
-    with tempfile.TemporaryDirectory(prefix="cutaway-save-") as folder:
-        path = Path(folder) / "run.cutaway"
-        store.save(path)
-        return EventStore.load(path)
 
 
 def _model(store: EventStore) -> str:

@@ -1,6 +1,7 @@
 """A recorded run in place of the engine: opened, labelled, left again; and what is wrong with a file is said."""
 
 import base64
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,38 @@ def test_a_model_that_only_loads_is_waited_for_live(desk: Desk) -> None:
     desk.session.status = "starting"
     desk.session._take(Loading("loading smollm2-135m"))
     assert Shell(desk.session).replay is None
+
+
+def test_two_runs_are_compared_where_one_was_looked_at_before(desk: Desk, tmp_path: Path) -> None:
+    shell = Shell(desk.session, "?run=full-pool")
+    assert not shell.replay_bar.compare.visible  # nothing had run before
+    shell.go("?run=shared-prefix")
+    bar = shell.replay_bar
+    assert bar.compare.visible and "More requests than the pool can hold" in bar.compare.label
+    bar.compare.clicks += 1
+    assert wait_for(lambda: bar._verifier is not None and bar._verifier.said()[1])
+    shell.tick()
+    text = bar.report.object
+    assert (
+        bar.report.visible
+        and "First run: More requests" in text
+        and "max_num_seqs: 6 → 4" in text
+        and "only in the first run" in text
+    )
+    desk.send(max_tokens=5)
+    desk.run(6)
+    shell.look_at(None)
+    shell.go("?run=full-pool")
+    bar.compare.clicks += 1
+    assert wait_for(lambda: bar._verifier is not None and bar._verifier.said()[1])
+    assert "the engine&#x27;s run" not in bar.text.object and "First run: the engine's run" in bar._verifier.said()[0]  # type: ignore[union-attr]
+
+
+def wait_for(done: Any, seconds: float = 60) -> bool:
+    until = time.monotonic() + seconds
+    while not done() and time.monotonic() < until:
+        time.sleep(0.01)
+    return bool(done())
 
 
 # -- files that are opened ----------------------------------------------------------------------------------------------------

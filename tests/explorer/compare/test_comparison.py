@@ -104,3 +104,15 @@ def test_steps_are_counted_from_the_beginning_of_either_log(capacity: int) -> No
     assert c.same
     short = log_of(events, capacity)
     assert compare(short, short).same
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from explorer.compare.__main__ import main
+
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    log_of(simulate(40)).save(one)
+    log_of(simulate(40, seed=1)).save(two)
+    assert main([one, one]) == 0 and capsys.readouterr().out.startswith("The same:")
+    assert main([one, two]) == 1 and "Not the same requests" in capsys.readouterr().out
+    (tmp_path / "junk").write_bytes(b"x" * 100)
+    assert main([one, str(tmp_path / "junk")]) == 2 and "not a recorded run" in capsys.readouterr().err
