@@ -371,14 +371,16 @@ def test_a_width_above_what_the_engine_can_hold(config, length, width, message):
         tiny_engine(**config).add_request(prompt(0, length), beams(width))
 
 
-def test_the_pool_bounds_the_length():
-    """22 tokens in 5 full blocks and half a one: 4 beams of 12 blocks can go on to 28 tokens."""
-    engine = tiny_engine(num_kv_blocks=13, block_size=4, max_num_seqs=4)
+@pytest.mark.parametrize(("num_blocks", "count"), [(13, 6), (9, 2)])
+def test_the_pool_bounds_the_length(num_blocks, count):
+    """22 tokens in 5 full blocks and half a one: with 8 blocks more 4 beams can go on to 28 tokens, with 4 to 24, to the last block."""
+    engine = tiny_engine(num_kv_blocks=num_blocks, block_size=4, max_num_seqs=4)
     checked = Checked(engine)
     request_id = engine.add_request(prompt(0, 22), beams(4, ignore_eos=True, max_tokens=50))
     output = checked.run()[request_id]
-    assert {(o.finish_reason, o.message, len(o.token_ids)) for o in output.outputs} == {("length", "the KV pool is full", 6)}
-    assert_same_beams(output, reference(tuple(prompt(0, 22)), beams(4, ignore_eos=True, max_tokens=6)))
+    assert {(o.finish_reason, o.message, len(o.token_ids)) for o in output.outputs} == {("length", "the KV pool is full", count)}
+    assert_same_beams(output, reference(tuple(prompt(0, 22)), beams(4, ignore_eos=True, max_tokens=count)))
+    assert not any(isinstance(e, RequestPreempted) for e in checked.events)
 
 
 def test_knobs_lowered_below_the_width_do_not_stop_a_search():
