@@ -89,12 +89,16 @@ def probabilities(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Penalised:
-    """What penalties change: the logits of N tokens, ``rows`` and ``ids`` int64 [N], float32 ``before`` and ``after`` [N]."""
+    """What penalties change: the logits of N tokens, ``rows`` and ``ids`` int64 [N], float32 ``before`` and ``after`` [N].
+
+    ``raised``: rows whose penalties may make a token likelier (the host knows that without asking the device).
+    """
 
     rows: Tensor
     ids: Tensor
     before: Tensor
     after: Tensor
+    raised: list[int]
 
 
 def penalise(
@@ -118,7 +122,9 @@ def penalise(
     ids = torch.from_numpy(ids_N).to(logits.device)
     before = logits[rows, ids].float()
     x = torch.where(before > 0, before / repetition_N, before * repetition_N)
-    return Penalised(rows, ids, before, x - frequency_N * count_N - presence_N * (count_N > 0))
+    penalties = zip(repetition_penalty, presence_penalty, frequency_penalty, strict=True)
+    raised = [i for i, (r, p, f) in enumerate(penalties) if r < 1 or p < 0 or f < 0]
+    return Penalised(rows, ids, before, x - frequency_N * count_N - presence_N * (count_N > 0), raised)
 
 
 def apply_penalties(

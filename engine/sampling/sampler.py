@@ -220,29 +220,30 @@ def _totals(
     total, plain, entropy = selection.masses(logits, top, temperature)
     if raw is logits:
         return total, {"raw_total": plain, "entropy": entropy, "plain_total": plain}
-    again = torch.ones_like(plain, dtype=torch.bool)
-    at_one, nats = plain, entropy
-    if changed is not None:
+    if changed is None:
+        _, at_one, nats = selection.masses(raw, raw_top)
+    else:
         at_one, nats = _before_penalties(changed, raw_top, top, plain, entropy)
-        again = torch.zeros_like(again).index_put_((changed.rows[changed.after > changed.before],), again[0])
-    if bool(again.any()):
-        whole = torch.nonzero(again).squeeze(-1)
-        _, masses, entropies = selection.masses(raw[whole], raw_top[whole])
-        at_one, nats = at_one.index_copy(0, whole, masses), nats.index_copy(0, whole, entropies)
+        if changed.raised:
+            whole = torch.tensor(changed.raised, device=raw.device)
+            _, masses, entropies = selection.masses(raw[whole], raw_top[whole])
+            at_one, nats = at_one.index_copy(0, whole, masses), nats.index_copy(0, whole, entropies)
     return total, {"raw_total": at_one, "entropy": nats, "plain_total": plain}
 
 
 def _before_penalties(changed: Penalised, raw_top: Tensor, top: Tensor, plain: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
     """Mass and entropy [S] of raw rows, given those after the penalties, by what the changed tokens had more before."""
-    rows, origin = changed.rows, top.double().squeeze(-1)
+    rows, origin = changed.rows, raw_top.double().squeeze(-1)  # nothing is larger, so no exponential overflows
+    shift = top.double().squeeze(-1) - origin
+    base = plain * shift.exp()
+    weighted = base * (plain.log() - entropy + shift)  # the sum of weight * logit behind that entropy
     before, after = (x.double() - origin[rows] for x in (changed.before, changed.after))
     w_before, w_after = before.exp(), after.exp()
-    mass = plain.index_add(0, rows, w_before - w_after)
-    weighted = plain * (plain.log() - entropy)  # the sum of weight * logit behind that entropy
+    mass = base.index_add(0, rows, w_before - w_after)
     more = torch.where(w_before > 0, w_before * before, 0.0) - torch.where(w_after > 0, w_after * after, 0.0)
     nats = mass.log() - weighted.index_add(0, rows, more) / mass
     unchanged = torch.ones_like(mass, dtype=torch.bool).index_fill(0, rows, False)
-    return mass * torch.exp(origin - raw_top.double().squeeze(-1)), torch.where(unchanged, entropy, nats)
+    return mass, torch.where(unchanged, entropy, nats)
 
 
 def _limit(logits: Tensor) -> Tensor:

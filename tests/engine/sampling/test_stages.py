@@ -85,6 +85,24 @@ def test_all_masses_are_told_where_the_head_is_short():
     assert s.kept_sizes[0] == int(kept.sum()) > 64 and s.kept_sizes[1:] == [10, 10]
 
 
+@pytest.mark.parametrize("largest", [9.0, 60.0, 5000.0, 3e38])
+def test_a_penalty_that_takes_nearly_all_the_mass_away(largest):
+    """The raw distribution is told right however far the token that had it all has fallen."""
+    raw = logits_of("flat", 3000, 2)[None]
+    raw[0, 7] = largest
+    params = SamplingParams(temperature=0.7, repetition_penalty=1000.0, top_p=0.9)
+    s = Sampler(3000).sample(raw, [row(params, 1, prompt=[7])], 3)[0]
+    p = torch.softmax(raw[0].double(), -1)
+    assert s.candidates[0][:2] == (7, pytest.approx(float(p[7].log()), abs=1e-6))
+    assert s.candidates[0][3] == pytest.approx(float(process_last(raw, params)[7]), abs=1e-5)
+    assert s.entropy == pytest.approx(float(-torch.xlogy(p, p).sum()), abs=2e-6)
+
+
+def process_last(raw: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Log-probabilities after the penalties, with token 7 in the prompt."""
+    return probabilities(dict(process(raw, params, TokenCounts([7])))["penalties"])[0].log()
+
+
 def test_broken_rows_do_not_disturb_what_is_told_of_others():
     raw = torch.stack([logits_of("sharp", 300, 1), torch.full((300,), math.nan), torch.full((300,), -math.inf)])
     rows = [SampleRow(SamplingParams(top_p=0.9), 1, 0, 5)] * 3
