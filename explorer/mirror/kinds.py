@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import panel as pn
@@ -203,4 +204,4 @@ def state_params(canvas: AnyWidgetComponent) -> list[str]:
 def module_text(canvas: AnyWidgetComponent) -> str:
     """The ES module of a canvas."""
     esm = canvas._esm
-    return esm if isinstance(esm, str) else esm.read_text(encoding="utf-8")
+    return esm if isinstance(esm, str) else Path(esm).read_text(encoding="utf-8")

@@ -188,7 +188,7 @@ class Mirror:
             return
         known = {id(child.obj): child for child in node.children}
         before = set(self._nodes)
-        node.children = [known.pop(id(obj), None) or self._open(obj) for obj in shown]
+        node.children = [known.pop(id(obj)) if id(obj) in known else self._open(obj) for obj in shown]
         for gone in known.values():
             self._close(gone)
         new = {id: self._described(self._nodes[id]) for id in self._nodes if id not in before}

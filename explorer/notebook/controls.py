@@ -117,12 +117,12 @@ class Knobs:
         self._move = move
         self._engine: dict[str, Any] = {}
         self._moved: dict[str, float] = {}  # knob -> when it was moved here, the engine's answer still to come
-        self._showing = False
+        self.showing = False  # the engine's values are being shown: nobody moved anything
         for name, widget in self.widgets.items():
             widget.observe(lambda change, name=name: self._changed(name, change["new"]), "value")
 
     def _changed(self, name: str, value: Any) -> None:
-        if not self._showing and value != self._engine.get(name):
+        if not self.showing and value != self._engine.get(name):
             self._moved[name] = time.monotonic()
             self._move(name, value)
 
@@ -148,8 +148,8 @@ class Knobs:
 
     @contextmanager
     def _shown(self) -> Any:
-        self._showing = True
+        self.showing = True
         try:
             yield
         finally:
-            self._showing = False
+            self.showing = False

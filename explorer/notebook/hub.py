@@ -7,7 +7,9 @@ from typing import Any
 
 from IPython import get_ipython
 
-TICK_S = 0.1
+TICK_S = 0.1  # ten times a second,
+SHARE = 0.03  # or less often, so that views take no more than this of a core from an engine in the same kernel,
+SLOWEST_S = 0.5  # but never less often than this
 
 # Callbacks come from three sides: the thread below, the kernel's thread that runs cells, and the one that handles what a page
 # sends (with JupyterLab 4.4 and later that is a thread of its own). Views and mirrors are for one at a time.
@@ -15,7 +17,7 @@ LOCK = threading.RLock()
 
 
 class Hub:
-    """Calls ``tick`` of what was added, ten times a second, while somebody looks at it (``looked_at``)."""
+    """Calls ``tick`` of what was added, up to ten times a second, while somebody looks at it (``looked_at``)."""
 
     def __init__(self) -> None:
         self._desks: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -48,7 +50,7 @@ class Hub:
 
     def _run(self) -> None:
         while True:
-            began = time.monotonic()
+            began = time.thread_time()
             with self._start:
                 desks = list(self._desks)
             for desk in desks:
@@ -59,7 +61,7 @@ class Hub:
                 else:
                     desk.rest()
             del desks
-            time.sleep(max(0.01, TICK_S - (time.monotonic() - began)))
+            time.sleep(min(max(TICK_S, (time.thread_time() - began) / SHARE), SLOWEST_S))
 
 
 HUB = Hub()

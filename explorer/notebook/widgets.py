@@ -194,7 +194,7 @@ class Desk(w.VBox):
         self._telling = True
         try:
             self._transport.sync()
-            values = {
+            values: dict[str, Any] = {
                 "step": clock.shown(store.first_step, store.last_step), "live": clock.live, "playing": clock.playing, "speed": clock.speed,
                 "selection": {name: getattr(clock, name) for name in SELECTION},
             }  # fmt: skip
@@ -204,13 +204,14 @@ class Desk(w.VBox):
             session = self.source.session
             if session is not None:
                 paused, known = session.status == "paused", session.status in ("running", "paused")
-                for widget, name, value in (
+                buttons: tuple[tuple[w.Button, str, Any], ...] = (
                     (self.pause_button, "description", _("Resume engine") if paused else _("Pause engine")),
                     (self.pause_button, "disabled", not known),
                     (self.one_step_button, "disabled", not paused),
-                ):
-                    if getattr(widget, name) != value:
-                        setattr(widget, name, value)
+                )
+                for button, name, value in buttons:
+                    if getattr(button, name) != value:
+                        setattr(button, name, value)
         finally:
             self._telling = False
 
@@ -221,7 +222,7 @@ class Desk(w.VBox):
 
     def _steered(self, _change: Any) -> None:
         """What follows from it shows before the next tick."""
-        if not self._telling:
+        if not self._telling and not self.knobs.showing:
             self.tick()
 
     def _clock_moved(self, *_events: Any) -> None:
@@ -235,9 +236,10 @@ class Desk(w.VBox):
         if unknown:
             raise t.TraitError(f"selection takes {', '.join(SELECTION)}; got {', '.join(map(repr, sorted(unknown)))}")
         for name, each in value.items():
-            kind = str if name == "request_id" else int
-            if each is not None and (not isinstance(each, kind) or isinstance(each, bool) or (kind is int and each < 0)):
-                raise t.TraitError(f"{name} must be {'text' if kind is str else 'an integer from 0 on'} or None, got {each!r}")
+            text = name == "request_id"
+            fits = isinstance(each, str) if text else isinstance(each, int) and not isinstance(each, bool) and each >= 0
+            if each is not None and not fits:
+                raise t.TraitError(f"{name} must be {'text' if text else 'an integer from 0 on'} or None, got {each!r}")
         return {**dict.fromkeys(SELECTION), **value}
 
     @t.validate("speed")

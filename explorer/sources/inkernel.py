@@ -235,8 +235,7 @@ class EngineThread(EngineProcess):
         thread = self.turn.thread
         if thread is not None and not self.steps_here:
             thread.join()
-        if self.engine.__class__ is SharedEngine:
-            self.engine.__class__ = Engine
+        self.engine.__class__ = Engine
 
     def closed(self) -> None:
         """The engine was closed by its maker."""
