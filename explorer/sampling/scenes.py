@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from engine.request import SamplingParams
 from explorer.i18n import _
 
-LOOPING = "The best thing about the sea is"
+LOOPING = "We walked and walked, and"
 SHARP = "The capital of France is"
 FLAT = "My favourite"
 DARTS = "Once upon a time there was"

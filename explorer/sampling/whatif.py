@@ -95,6 +95,11 @@ class Outcome:
     def token_id(self) -> int:
         return int(self.token_ids[self.landing])
 
+    def margin(self, u: float) -> float:
+        """How far ``u`` lies from the nearer edge of the piece on which it falls, in probability."""
+        before = float(self.final[: self.landing].sum())
+        return max(0.0, min(u - before, before + float(self.final[self.landing]) - u))
+
 
 def recompute(basis: Basis, params: SamplingParams, u: float | None, order: tuple[str, ...] = ORDER) -> Outcome:
     """Apply ``params`` to the recorded logits and let the same ``u`` fall. ``order`` begins with the penalties.

@@ -10,6 +10,7 @@ from explorer.i18n import _, ngettext
 from explorer.sampling.whatif import Outcome
 
 TextOf = Callable[[int], str | None]
+ROUNDED = 5e-4  # of probability: what logits in 16 bits may move an edge by
 NAMED = 6  # tokens of a difference that are named
 
 
@@ -64,7 +65,10 @@ def outcome_words(
         first = _("<b>{token}</b> instead of {took}: u is the same, the pieces under it have moved.")
     alive = out.left[out.order[-1]]
     kept = ngettext("{n:,} token is kept.", "{n:,} tokens are kept.", alive).format(n=alive)
-    parts = [first.format(token=token, took=took), kept if params.temperature else "", _exactness(out)]
+    near = ""
+    if params.temperature and e.u is not None and out.full and out.margin(e.u) < ROUNDED:
+        near = _("u lies {m} from the edge of that piece: the 16 bits may decide which it is.").format(m=percent(out.margin(e.u)))
+    parts = [first.format(token=token, took=took), kept if params.temperature else "", near, _exactness(out)]
     if orders is not None:
         parts.append(_orders(*orders, text_of))
     return " ".join(part for part in parts if part)

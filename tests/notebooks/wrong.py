@@ -23,6 +23,11 @@ def _answers(cause: str, culprit: str, computed_again: str) -> str:
 _LOST = 'next(e for e in log if isinstance(e, RequestPreempted) and e.request_id == "summary").num_computed_tokens'
 _FOUND = "next(e for e in log if isinstance(e, PrefixLookup) and e.recompute).num_hit_tokens"
 
+
+def _nucleus(body: str) -> str:
+    return f"def nucleus_size(probabilities, p):\n    {body}\n"
+
+
 WRONG: dict[str, list[Wrong]] = {
     "00_quickstart": [
         Wrong(_tokens("prompt_tokens + output_tokens"), "One too many for each"),
@@ -53,5 +58,11 @@ WRONG: dict[str, list[Wrong]] = {
         Wrong(_answers("'preempted'", "'letter'", _LOST), "not wiped"),
         Wrong(_answers("'preempted'", "'letter'", _FOUND), "left to compute again"),
         Wrong(_answers("'preempted'", "'letter'", "None"), "how many tokens were found"),
+    ],
+    "03_sampling": [
+        Wrong(_nucleus("from itertools import accumulate; return sum(s <= p for s in accumulate(probabilities))"), "One too few"),
+        Wrong(_nucleus("return sum(x >= 1 - p for x in probabilities)"), "each probability with 1 - p"),
+        Wrong(_nucleus("return sum(x >= p for x in probabilities)"), "each probability with p"),
+        Wrong(_nucleus("return 1"), "the engine kept"),
     ],
 }
