@@ -64,6 +64,22 @@ def test_any_split_gives_the_same_text(text, cuts, stop):
     assert s.stopped_by == by
 
 
+@given(TEXT, CUTS, st.lists(st.text(alphabet="ab👩<é", min_size=1, max_size=4), max_size=2), st.integers(0, 40), TEXT)
+@settings(max_examples=200, deadline=None)
+def test_a_copy_goes_on_alone(text, cuts, stop, at, other):
+    """A beam splits in the middle of whatever: a character, a stop string. Neither notices the other."""
+    pieces, more = split(text.encode(errors="ignore"), cuts), split(other.encode(errors="ignore"), cuts)
+    at = min(at, len(pieces))
+    s = TextStream(Pieces([*pieces, *more]), tuple(stop))
+    for i in range(at):
+        s.push(i)
+    copy, before = s.copy(), s.text
+    rest = "".join([copy.push(len(pieces) + i) for i in range(len(more))] + [copy.finish()])
+    assert copy.text == before + rest == cut(b"".join([*pieces[:at], *more]).decode(errors="replace"), stop)[0]
+    rest = "".join([s.push(i) for i in range(at, len(pieces))] + [s.finish()])
+    assert s.text == before + rest == cut(text.encode(errors="ignore").decode(), stop)[0]
+
+
 @given(st.binary(max_size=40), CUTS)
 @settings(max_examples=400, deadline=None)
 def test_any_bytes(data, cuts):
