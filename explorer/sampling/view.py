@@ -27,6 +27,10 @@ from explorer.sampling.words import outcome_words, recorded_words
 from explorer.theme import card, empty, grid, heading, pane
 
 LATE_MS = 20
+WHAT_BUTTONS_DO = _(
+    "Make live: a request of yours that still runs goes on with these values from its next token on. Run again so: the same prompt "
+    "and seed as a new request."
+)
 NOTHING = _("No token yet. Press one of the scenes above, or send a prompt here or on the Run page.")
 NOTHING_RECORDED = _("This run holds no tokens: they were not watched when it was recorded.")
 HINT_CHOICE = _("Each row is a candidate, each column what a processor left of it, in the order in which they are applied.")
@@ -110,30 +114,19 @@ class SamplingView(ExplorerView):
         )  # fmt: skip
 
     def _settings_card(self) -> pn.Column:
-        small = {"size": "small", "variant": "outlined", "margin": 0, "sizing_mode": "stretch_width"}
-        self.reset = pmui.Button(label=_("As recorded"), icon="undo", disabled=True, **small)
-        self.reset.on_click(lambda _event: self._forget_settings())
-        self.live = pmui.Button(
-            label=_("Make live"),
-            icon="bolt",
-            color="warning",
-            disabled=True,
-            description=_("This running request goes on with these values from its next token on."),
-            **small,
-        )
-        self.live.on_click(lambda _event: self._make_live())
-        self.again = pmui.Button(
-            label=_("Run again so"),
-            icon="replay",
-            disabled=True,
-            description=_("The same prompt and seed as a new request with these values."),
-            **small,
-        )
-        self.again.on_click(lambda _event: self._run_again())
-        buttons = [self.reset, *([self.live, self.again] if self.session is not None else [])]
+        small = {"size": "small", "variant": "outlined", "margin": 0, "sizing_mode": "stretch_width", "disabled": True}
+        self.reset = pmui.Button(label=_("As recorded"), icon="undo", **small)
+        self.live = pmui.Button(label=_("Make live"), icon="bolt", color="warning", **small)
+        self.again = pmui.Button(label=_("Run again so"), icon="replay", **small)
+        acts = ((self.reset, self._forget_settings), (self.live, self._make_live), (self.again, self._run_again))
+        for button, act in acts:
+            button.on_click(lambda _event, act=act: act())
+        below: list[Any] = [self.reset]
+        if self.session is not None:
+            below += [self.live, self.again, pane(f'<p class="ct-muted ct-small">{escape(WHAT_BUTTONS_DO)}</p>')]
         return card(
-            _("What if"), self.settings, pn.Column(*buttons, sizing_mode="stretch_width", margin=(14, 0, 0, 0), styles={"gap": "8px"}), kinds="what-if",
-            margin=0, hint=_("Other settings for the same token, the same logits, the same dart."),
+            _("What if"), self.settings, pn.Column(*below, sizing_mode="stretch_width", margin=(14, 0, 0, 0), styles={"gap": "8px"}),
+            kinds="what-if", margin=0, hint=_("Other settings for the same token, the same logits, the same dart."),
         )  # fmt: skip
 
     def _mark_sliders(self) -> pn.Column:
