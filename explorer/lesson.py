@@ -14,6 +14,8 @@ from explorer.i18n import _
 from explorer.theme import BADGES, BLUE, GREEN, ORANGE, VERMILLION, number
 
 PROVENANCE = ("measured", "derived", "modelled", "replayed")
+_NUMBER = re.compile(r"[+-]?\d[\d.,e+-]*( ?%| [KMGT]?i?B)?|\d+ / \d+|–")  # "3,000", "90 MiB", "97%", "9 / 3"
+_SHORT = 24  # characters that stay on one line in a table
 _NEAR = 1.25  # a prediction within this factor of the measurement is called close
 
 
@@ -89,7 +91,8 @@ def _table_html(columns: Sequence[str], cells: list[list[Any]], kinds: list[str]
             text = html.escape(_written(value))
             if i == at and _is_number(value):
                 text = _with_bar(text, float(value), most)
-            body += f'<td style="text-align:{_side(cells, i)};white-space:pre-wrap;max-width:46em">{text}</td>'
+            wrap = "pre" if len(_written(value)) <= _SHORT else "pre-wrap"
+            body += f'<td style="text-align:{_side(cells, i)};white-space:{wrap};max-width:46em">{text}</td>'
         body += "</tr>"
     marks = "".join(_mark(kind) for kind in kinds)
     return (
@@ -108,7 +111,7 @@ def _mark(kind: str) -> str:
 
 def _side(cells: list[list[Any]], i: int) -> str:
     """Numbers, also written ones, stand to the right."""
-    return "right" if cells and all(_is_number(row[i]) or re.match(r"[\d–+-]", str(row[i])) for row in cells) else "left"
+    return "right" if cells and all(_is_number(row[i]) or _NUMBER.fullmatch(str(row[i])) for row in cells) else "left"
 
 
 def _with_bar(text: str, value: float, most: float) -> str:

@@ -23,6 +23,25 @@ def test_bars_survive_what_is_no_number() -> None:
     assert page.count("width:0.0%") == 3
 
 
+@pytest.mark.parametrize(
+    ("values", "side"),
+    [
+        ([1, 2.5], "right"),
+        (["3,000", "12"], "right"),
+        (["90 MiB", "45 KiB"], "right"),
+        (["97%", "–"], "right"),
+        (["9 / 3", 4], "right"),
+        (["3 4 5 6", "0"], "left"),
+        (["1.5e-04"], "right"),
+        (["2 tokens"], "left"),
+        (["", 1], "left"),
+    ],
+)
+def test_numbers_stand_to_the_right(values: list, side: str) -> None:
+    page = lesson.table(["x"], [[value] for value in values], kinds="measured")._repr_html_()
+    assert page.count(f"text-align:{side}") == len(values) + 1 + (side == "left")  # the heading, and the caption is on the left
+
+
 def test_a_table_without_rows() -> None:
     assert repr(lesson.table(["a", "b"], [], kinds="derived")).splitlines() == ["[derived]", "a  b"]
 
