@@ -146,7 +146,7 @@ class ReplayBar:
         if self._verifier is not None:
             self._draw_report(self._verifier)
 
-    def _draw_report(self, verifier: Verifier) -> None:
+    def _draw_report(self, verifier: Verifier | Comparing) -> None:
         text, done = verifier.said()
         body = f'<pre class="rp-report" role="status" tabindex="0">{html.escape(text)}</pre>'
         if self.report.object != body or not self.report.visible:

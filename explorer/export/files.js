@@ -1,4 +1,4 @@
-// Files in and out; see files.py. Python -> here: messages {taken} (go on), {save, mime, data}, {png}, {svg}, {link}.
+// Files in and out; see files.py. Python -> here: messages {taken} (go on), {save, mime, data}, {png}, {card}, {svg}, {link}.
 // Here -> Python: action = {seq, kind: "piece", name, offset, data, last} or {seq, kind: "said", text}.
 const FILES_CSS = `
 .ct-open { font: 13px var(--bokeh-base-font, sans-serif); display: flex; flex-direction: column; gap: 4px; }
@@ -77,11 +77,46 @@ function render({ model, el }) {
     sendPiece();
   });
 
+  // One card: outlined under the pointer, taken by a click; Escape gives up.
+  const pick = (name) => {
+    const frame = document.createElement("div");
+    frame.style.cssText = "position:fixed;z-index:9999;pointer-events:none;border:3px solid #d55e00;border-radius:12px;display:none";
+    document.body.append(frame);
+    const cardOf = (event) => event.composedPath().find((node) => node.classList?.contains("ct-card"));
+    const over = (event) => {
+      const box = cardOf(event)?.getBoundingClientRect();
+      frame.style.display = box ? "block" : "none";
+      if (box) Object.assign(frame.style, { left: `${box.left}px`, top: `${box.top}px`, width: `${box.width}px`, height: `${box.height}px` });
+    };
+    const end = () => {
+      frame.remove();
+      document.removeEventListener("pointermove", over, true);
+      document.removeEventListener("click", chosen, true);
+      document.removeEventListener("keydown", key, true);
+    };
+    const chosen = async (event) => {
+      event.preventDefault();
+      event.stopPropagation();
+      const card = cardOf(event);
+      end();
+      try {
+        if (card) saveBlob(await pagePicture(card), `${name}.png`);
+      } catch (error) {
+        said(texts.failed.replace("{error}", `${error?.message ?? error}`));
+      }
+    };
+    const key = (event) => { if (event.key === "Escape") end(); };
+    document.addEventListener("pointermove", over, true);
+    document.addEventListener("click", chosen, true);
+    document.addEventListener("keydown", key, true);
+  };
+
   const onMessage = async (message) => {
     try {
       if ("taken" in message) goOn(message.taken);
       else if ("save" in message) saveBlob(new Blob([message.data], { type: message.mime }), message.save);
       else if ("png" in message) saveBlob(await pagePicture(deepFind("ct-page") ?? document.body), `${message.png}.png`);
+      else if ("card" in message) pick(message.card);
       else if ("svg" in message) {
         const found = await figurePictures();
         if (!found.length) said(texts.no_figures);

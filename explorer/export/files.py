@@ -96,6 +96,10 @@ class Files(Canvas):
         """Have the browser draw the page into a PNG and save it."""
         self.send({"png": name})
 
+    def card(self, name: str) -> None:
+        """The same of one card, which is chosen with the pointer."""
+        self.send({"card": name})
+
     def svg(self, name: str) -> None:
         """Have the browser save each Bokeh figure of the page as an SVG."""
         self.send({"svg": name})

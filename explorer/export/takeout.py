@@ -46,6 +46,7 @@ class TakeOut:
             _("The whole run as HTML (.html)"): ("play_circle", lambda: self._save_html(whole=True)),
             _("This page as HTML (.html)"): ("html", lambda: self._save_html(whole=False)),
             _("This page as a picture (.png)"): ("image", lambda: self.files.png(self._name(page=True))),
+            _("One card as a picture: click it (.png)"): ("crop", lambda: self.files.card(f"{self._name(page=True)}-card")),
             _("Its figures as drawings (.svg)"): ("polyline", lambda: self.files.svg(self._name(page=True))),
             _("Link to what is shown"): ("link", self.files.copy_link),
         }

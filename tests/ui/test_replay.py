@@ -83,8 +83,16 @@ def test_everything_can_be_taken_out(page: Page, app: str, tmp_path: Path) -> No
         assert archive.read("steps.csv").count(b"\n") == run.last_step + 1
     drawing = taken(page, "figures as drawings", tmp_path).read_text()
     assert drawing.startswith("<svg") and "<path" in drawing
-    picture = taken(page, "as a picture", tmp_path).read_bytes()
+    picture = taken(page, "This page as a picture", tmp_path).read_bytes()
     width, height = struct.unpack(">II", picture[16:24])
+    page.get_by_role("button", name="Download").click()
+    page.get_by_role("menuitem", name="One card as a picture").click()
+    page.wait_for_timeout(500)
+    with page.expect_download() as info:
+        page.get_by_text("Requests over steps").first.click()
+    info.value.save_as(tmp_path / "card.png")
+    card = struct.unpack(">II", (tmp_path / "card.png").read_bytes()[16:24])
+    assert 300 < card[0] < width and 100 < card[1] < height
     assert picture[:8] == b"\x89PNG\r\n\x1a\n" and width > 600 and height > 600 and len(picture) > 30_000
 
 
