@@ -12,7 +12,7 @@ Text is released when all beams and all complete sequences agree on it: only tha
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -201,7 +201,10 @@ class Beams:
     # -- the end --------------------------------------------------------------------------------------------------------------
 
     def finish(self, group: BeamGroup, reason: str = "", message: str = "") -> None:
-        """End a search: with its best complete sequences, or, for a ``reason``, wherever its beams stand."""
+        """End a search: with its best complete sequences, or, for a ``reason``, wherever its beams stand.
+
+        After an error nothing counts as complete, and the KV is suspect: nobody else shall find it.
+        """
         if not group.live:
             return
         sequences = list(group.search.complete)
@@ -216,6 +219,10 @@ class Beams:
                 sequences.append(Complete(tokens, total, group.search.score(total, len(tokens)), reason))
                 group.logprobs[tokens] = r.logprobs or []
             sequences.sort(key=lambda c: -c.score)
+        if reason == "error":
+            sequences = [replace(c, reason=reason) for c in sequences]
+            for beam in group.live:
+                self.engine.pool.forget(beam.block_ids)
         results = [self._completion(group, i, c, message) for i, c in enumerate(sequences[: group.root.params.n])]
         if not results:
             results = [CompletionOutput(i, [], "", reason, message) for i in range(group.root.params.n)]
@@ -250,8 +257,6 @@ class Beams:
         return CompletionOutput(index, list(c.token_ids), stream.text, c.reason, message, logprobs, c.total, c.score)
 
     def _end(self, beam: Request, reason: str, message: str) -> None:
-        if reason == "error":
-            self.engine.pool.forget(beam.block_ids)  # its KV is suspect: nobody else shall find it
         beam.finish_reason, beam.message = reason, message
         self.engine.scheduler.finish(beam)
         recorder = self.engine.recorder

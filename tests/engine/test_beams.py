@@ -1,69 +1,20 @@
 """Beam search in the engine: transformers' sequences and scores, blocks that are shared and split, groups that stay together."""
 
-import functools
-import random
-from typing import Any
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine import SamplingParams
 from engine.events.log import EventLog
 from engine.events.types import (
     BeamsFinished,
     BeamsSelected,
-    BlockCopied,
-    BlockShared,
     RequestBranched,
-    RequestPreempted,
-    StepDone,
     TokenSampled,
 )
-from engine.request import RequestOutput
+from tests.engine.beam_search import END, assert_same_beams, beams, prompt, reference
 from tests.engine.engines import Checked, tiny_engine, tiny_parts
 
 INF = float("inf")
-END = (115, 43, 293)  # tokens that the tiny model often comes to
-
-
-def prompt(seed: int, length: int = 9) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, 256) for _ in range(length)]
-
-
-def beams(width: int, **kw: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0, "beam_width": width, "n": width, "max_tokens": 10, **kw})
-
-
-@functools.cache
-def reference(token_ids: tuple[int, ...], params: SamplingParams) -> list[tuple[list[int], float]]:
-    """(output tokens, score) of transformers' beam search, best first."""
-    _, made = tiny_parts()
-    eos = [*params.stop_token_ids, *([] if params.ignore_eos else [2])]
-    with torch.no_grad():
-        out = made.model.generate(
-            torch.tensor([token_ids]), attention_mask=torch.ones(1, len(token_ids), dtype=torch.long), do_sample=False,
-            num_beams=params.beam_width, num_return_sequences=params.n, max_new_tokens=params.max_tokens,
-            length_penalty=params.length_penalty, early_stopping=params.early_stopping, repetition_penalty=params.repetition_penalty,
-            eos_token_id=eos or None, pad_token_id=0, output_scores=True, return_dict_in_generate=True,
-        )  # fmt: skip
-    found = []
-    for row, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
-        tokens = row[len(token_ids) :]
-        end = next((i + 1 for i, t in enumerate(tokens) if t in eos), len(tokens))
-        found.append((tokens[:end], score))
-    return found
-
-
-def assert_same_beams(output: RequestOutput, want: list[tuple[list[int], float]]) -> None:
-    """Scores to 1e-4 (or three units in the last place of theirs, float32); the same sequences, in the same order wherever two
-    scores are further apart than that."""
-    for o, (_, score) in zip(output.outputs, want, strict=True):
-        assert o.score == pytest.approx(score, rel=3e-7, abs=1e-4)
-        assert o.token_ids in [tokens for tokens, other in want if other == pytest.approx(o.score, rel=3e-7, abs=1e-4)], (o, want)
-    assert len({tuple(o.token_ids) for o in output.outputs}) == len(want)
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
@@ -122,70 +73,6 @@ def test_width_one_is_greedy():
         assert (one.token_ids, one.text, one.finish_reason, one.message) == (
             greedy.token_ids, greedy.text, greedy.finish_reason, greedy.message,
         )  # fmt: skip
-
-
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize(
-    ("chunk", "block_size", "num_blocks", "seqs"),
-    [(512, 4, 64, 8), (5, 4, 64, 6), (3, 1, 120, 8), (512, 3, 30, 6), (8, 4, 22, 6)],
-)
-def test_any_mix_and_any_pool_give_the_same_beams(caching, chunk, block_size, num_blocks, seqs):
-    """In small chunks, beside other requests, preempted and computed again, with and without the prefix cache."""
-    params = beams(3, stop_token_ids=END, max_tokens=12)
-    engine = tiny_engine(
-        max_num_batched_tokens=chunk, block_size=block_size, num_kv_blocks=num_blocks, max_num_seqs=seqs,
-        enable_prefix_caching=caching,
-    )  # fmt: skip
-    checked = Checked(engine)
-    greedy = SamplingParams(temperature=0, max_tokens=25, ignore_eos=True)
-    alone = [tiny_engine().generate([prompt(9 + i, 7)], greedy)[0].token_ids for i in range(3)]
-    asked, others = [], []
-    for i in range(3):
-        others.append(engine.add_request(prompt(9 + i, 7), greedy))
-        asked.append(engine.add_request(prompt(i, 6 + 5 * i), params))
-    done = checked.run()
-    for i, request_id in enumerate(asked):
-        assert_same_beams(done[request_id], reference(tuple(prompt(i, 6 + 5 * i)), params))
-    assert [done[r].token_ids for r in others] == alone
-    assert engine.pool.num_used == 0
-    if num_blocks <= 30:
-        assert any(isinstance(e, RequestPreempted) and "#" in e.request_id for e in checked.events), "meant to preempt beams"
-
-
-def test_beams_run_and_are_preempted_together():
-    engine = tiny_engine(num_kv_blocks=30, block_size=3, max_num_seqs=6, enable_prefix_caching=False)
-    checked = Checked(engine)
-    greedy = SamplingParams(temperature=0, max_tokens=25, ignore_eos=True)
-    for i in range(3):
-        engine.add_request(prompt(9 + i, 7), greedy)
-        engine.add_request(prompt(i, 6 + 5 * i), beams(3, ignore_eos=True, max_tokens=12))
-    checked.run()
-    gone: dict[tuple[int, str], int] = {}
-    for e in checked.events:
-        group = getattr(e, "request_id", "").split("#")[0]
-        if isinstance(e, RequestPreempted) and group in ("req-1", "req-3", "req-5"):
-            gone[e.step, group] = gone.get((e.step, group), 0) + 1
-        if isinstance(e, StepDone):
-            sampled: dict[str, int] = {}
-            for r in e.runs:
-                if r.sampled and r.request_id.split("#")[0] in ("req-1", "req-3", "req-5") and r.start > 20:
-                    sampled[r.request_id.split("#")[0]] = sampled.get(r.request_id.split("#")[0], 0) + 1
-            assert set(sampled.values()) <= {3}, "a beam ran without the others"
-    assert 3 in gone.values() and set(gone.values()) <= {1, 3}  # 1: its prompt, before there were beams
-
-
-def test_beams_share_the_prompt_and_split_on_write():
-    engine = tiny_engine()
-    checked = Checked(engine)
-    engine.add_request(prompt(1, 10), beams(4, ignore_eos=True, max_tokens=9))
-    checked.step()
-    assert [engine.pool.ref_counts[b] for b in range(3)] == [4, 4, 4]
-    checked.step()
-    assert [(c.src, c.index) for c in checked.events if isinstance(c, BlockCopied)] == [(2, 2)] * 3
-    assert [engine.pool.ref_counts[b] for b in range(2)] == [4, 4]
-    checked.run()
-    later = [e for e in checked.events if isinstance(e, BlockShared) and e.first_index >= 2]
-    assert later, "a beam that took another one's place shares its blocks"
 
 
 def test_the_tree_in_the_events_is_the_one_that_was_searched():
@@ -313,6 +200,20 @@ def test_an_aborted_search_gives_what_it_has():
     assert not engine.has_unfinished() or engine.take_outputs()[-1].request.finish_reason == "abort"
 
 
+def test_an_error_is_an_error_though_some_sequences_were_complete(monkeypatch):
+    engine = tiny_engine()
+    checked = Checked(engine)
+    request_id = engine.add_request(prompt(1, 7), beams(4, stop_token_ids=END, max_tokens=14, early_stopping="never"))
+    group = engine.siblings(request_id)[0].beams
+    while not group.search.complete:
+        checked.step()
+    run = engine.runner.run
+    monkeypatch.setattr(engine.runner, "run", lambda scheduled: run(scheduled) * float("nan"))
+    output = checked.run()[request_id]
+    assert {o.finish_reason for o in output.outputs} == {"error"} and all("NaN" in o.message for o in output.outputs)
+    assert engine.pool.num_used == 0
+
+
 @pytest.mark.parametrize("value", [float("nan"), -INF])
 def test_nothing_to_choose_from_ends_one_search_only(monkeypatch, value):
     engine = tiny_engine()
@@ -359,88 +260,3 @@ def test_a_width_above_the_vocabulary_takes_as_many_as_there_are():
     engine.generate([prompt(0, 4)], beams(330, n=2, ignore_eos=True, max_tokens=3))
     first, second, _ = [e for e in events.events if isinstance(e, BeamsSelected)]
     assert [sum(c.beam >= 0 for c in e.candidates) for e in (first, second)] == [320, 330]
-
-
-@pytest.mark.parametrize(("config", "length", "width", "message"), [
-    ({"max_num_seqs": 4}, 8, 5, r"at most max_num_seqs \(4\), got 5"),
-    ({"max_num_batched_tokens": 3}, 8, 4, r"at most max_num_batched_tokens \(3\), got 4"),
-    ({"num_kv_blocks": 8, "block_size": 4}, 22, 4, "4 beams of a prompt of 22 tokens need 9 blocks, the KV pool has 8"),
-])  # fmt: skip
-def test_a_width_above_what_the_engine_can_hold(config, length, width, message):
-    with pytest.raises(ValueError, match=message):
-        tiny_engine(**config).add_request(prompt(0, length), beams(width))
-
-
-@pytest.mark.parametrize(("num_blocks", "count"), [(13, 6), (9, 2)])
-def test_the_pool_bounds_the_length(num_blocks, count):
-    """22 tokens in 5 full blocks and half a one: with 8 blocks more 4 beams can go on to 28 tokens, with 4 to 24, to the last block."""
-    engine = tiny_engine(num_kv_blocks=num_blocks, block_size=4, max_num_seqs=4)
-    checked = Checked(engine)
-    request_id = engine.add_request(prompt(0, 22), beams(4, ignore_eos=True, max_tokens=50))
-    output = checked.run()[request_id]
-    assert {(o.finish_reason, o.message, len(o.token_ids)) for o in output.outputs} == {("length", "the KV pool is full", count)}
-    assert_same_beams(output, reference(tuple(prompt(0, 22)), beams(4, ignore_eos=True, max_tokens=count)))
-    assert not any(isinstance(e, RequestPreempted) for e in checked.events)
-
-
-def test_knobs_lowered_below_the_width_do_not_stop_a_search():
-    engine = tiny_engine()
-    checked = Checked(engine)
-    params = beams(4, ignore_eos=True, max_tokens=8)
-    request_id = engine.add_request(prompt(0), params)
-    checked.step()
-    engine.reconfigure(max_num_seqs=2, max_num_batched_tokens=3)
-    assert_same_beams(checked.run()[request_id], reference(tuple(prompt(0)), params))
-
-
-def test_a_pool_rebuilt_under_a_preempted_search():
-    engine = tiny_engine(num_kv_blocks=26, block_size=3, max_num_seqs=6)
-    checked = Checked(engine)
-    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    others = [engine.add_request(prompt(9 + i, 7), greedy) for i in range(2)]
-    params = beams(3, ignore_eos=True, max_tokens=12)
-    asked = engine.add_request(prompt(0, 20), params)
-    while not any(isinstance(e, RequestPreempted) for e in checked.events):
-        checked.step()
-    engine.reconfigure(num_kv_blocks=60, block_size=4)
-    done = checked.run()
-    assert engine.pool.num_blocks == 60 and set(done) == {asked, *others}
-    assert_same_beams(done[asked], reference(tuple(prompt(0, 20)), params))
-
-
-@settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_random_lives_with_beams(data):
-    """Beams beside others, aborted, preempted, knobs moving: what is left alone has transformers' beams, and no block is lost."""
-    draw = data.draw
-    engine = tiny_engine(
-        block_size=draw(st.sampled_from([1, 3, 4])), num_kv_blocks=draw(st.integers(45, 70)), max_num_seqs=draw(st.integers(3, 6)),
-        max_num_batched_tokens=draw(st.integers(3, 24)), enable_prefix_caching=draw(st.booleans()),
-        enable_chunked_prefill=draw(st.booleans()),
-    )  # fmt: skip
-    checked = Checked(engine)
-    params = beams(3, stop_token_ids=END, max_tokens=8)
-    asked, aborted, done = {}, set(), {}
-    for _ in range(draw(st.integers(3, 14))):
-        action = draw(st.sampled_from(["beams", "beams", "greedy", "step", "step", "step", "abort", "knob", "pool"]))
-        if action in ("beams", "greedy") and len(asked) < 7:
-            ids = prompt(draw(st.integers(0, 4)), draw(st.sampled_from([3, 8, 13])))
-            wanted = params if action == "beams" else SamplingParams(temperature=0, max_tokens=8)
-            asked[engine.add_request(ids, wanted)] = (ids, wanted)
-        elif action == "step":
-            done |= {o.request_id: o.request for o in checked.step() if o.request is not None}
-        elif action == "abort" and asked:
-            victim = draw(st.sampled_from(sorted(asked)))
-            if engine.abort(victim):
-                aborted.add(victim)
-            checked.check()
-        elif action == "knob":
-            engine.reconfigure(max_num_seqs=draw(st.integers(3, 6)), max_num_batched_tokens=draw(st.integers(3, 24)))
-        elif action == "pool":
-            engine.reconfigure(block_size=draw(st.sampled_from([2, 4])), num_kv_blocks=draw(st.integers(45, 70)))
-    done |= checked.run()
-    assert set(done) == set(asked)
-    for request_id, (ids, wanted) in asked.items():
-        if request_id not in aborted and wanted is params:
-            assert_same_beams(done[request_id], reference(tuple(ids), params))
-    assert engine.pool.num_used == 0
