@@ -59,7 +59,7 @@ class Below(pn.viewable.Viewer):
         """Draw what has changed: ``changed`` are the requests with something new."""
         other = track is not self._track
         self._track, self._step = track, step
-        members = lanes.family(self.rows.tracks, track) if track is not None else []
+        members = [t for t in lanes.family(self.rows.tracks, track) if t.arrived_step <= step] if track is not None else []
         if moved or other or changed.intersection(t.request_id for t in members):
             self.branches.data = lanes.branch_lanes(members, step).data() if len(members) > 1 else {}
         selected = [track.request_id, position] if track is not None and position is not None else []

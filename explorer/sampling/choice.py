@@ -134,7 +134,9 @@ def _recorded_curve(e: TokenSampled, params: SamplingParams, found: dict[str, li
 def outcome_choice(out: Outcome, params: SamplingParams, chosen_id: int, u: float | None, vocab_size: int) -> Choice:
     """As it is recomputed with other settings. Mass outside of the basis is not known, and is not shown as if it were."""
     columns = ["raw", *active(params, out.order)]
-    by_raw = np.lexsort((out.token_ids, -out.raw))[:LISTED]
+    count = min(LISTED, len(out.raw))
+    near = np.flatnonzero(out.raw >= np.partition(out.raw, len(out.raw) - count)[len(out.raw) - count])
+    by_raw = near[np.lexsort((out.token_ids[near], -out.raw[near]))][:count]
     wanted = dict.fromkeys([*by_raw.tolist(), *range(min(LISTED_AFTER, len(out.token_ids))), out.landing])
     wanted |= dict.fromkeys(np.flatnonzero(out.token_ids == chosen_id).tolist())
     listed = sorted((i for i in wanted), key=lambda i: (-out.raw[i], out.token_ids[i]))

@@ -300,7 +300,7 @@ class SamplingView(ExplorerView):
             raise ValueError(_("No candidates were recorded with this token: there is nothing to recompute."))
         u = event.u
         outcome = whatif.recompute(self._basis, params, u)
-        orders = whatif.orders_differ(self._basis, params)
+        orders = whatif.orders_differ(self._basis, params, outcome)
         words = outcome_words(outcome, orders, event, params, self.rows.text_of)
         return outcome_choice(outcome, params, event.token_id, u, self._vocab), words
 

@@ -157,16 +157,28 @@ def _softmax(x: np.ndarray) -> np.ndarray:
     return w / w.sum()
 
 
-def orders_differ(basis: Basis, params: SamplingParams) -> tuple[set[int], set[int]] | None:
-    """(kept in vLLM's order, kept in transformers') where the two keep different sets; None where they keep the same.
+@dataclass(frozen=True)
+class Orders:
+    """What vLLM's order keeps and transformers' does not, and the other way round."""
+
+    ours: int  # tokens kept in vLLM's order
+    theirs: int
+    only_ours: list[int]  # token ids, likeliest first
+    only_theirs: list[int]
+
+
+def orders_differ(basis: Basis, params: SamplingParams, ours: Outcome) -> Orders | None:
+    """Where the two orders keep different sets; None where they keep the same. ``ours``: the outcome in vLLM's order.
 
     They can only differ when min_p filters together with top_k or top_p: transformers puts min_p last.
     """
     if params.temperature == 0 or params.min_p == 0 or (params.top_k <= 0 and params.top_p >= 1):
         return None
-    ours = recompute(basis, params, None).kept
-    theirs = recompute(basis, params, None, TRANSFORMERS_ORDER).kept
-    return None if ours == theirs else (ours, theirs)
+    theirs = recompute(basis, params, None, TRANSFORMERS_ORDER)
+    a, b = ours.removed_by < 0, theirs.removed_by < 0  # the walk is the same
+    if (a == b).all():
+        return None
+    return Orders(int(a.sum()), int(b.sum()), ours.token_ids[a & ~b].tolist(), ours.token_ids[b & ~a].tolist())
 
 
 def active(params: SamplingParams, order: tuple[str, ...] = ORDER) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from engine.events.types import TokenSampled
 from engine.request import SamplingParams
 from explorer.i18n import _, ngettext
-from explorer.sampling.whatif import Outcome
+from explorer.sampling.whatif import Orders, Outcome
 
 TextOf = Callable[[int], str | None]
 ROUNDED = 5e-4  # of probability: what logits in 16 bits may move an edge by
@@ -46,9 +46,7 @@ def recorded_words(e: TokenSampled, params: SamplingParams) -> str:
     )
 
 
-def outcome_words(
-    out: Outcome, orders: tuple[set[int], set[int]] | None, e: TokenSampled, params: SamplingParams, text_of: TextOf
-) -> str:
+def outcome_words(out: Outcome, orders: Orders | None, e: TokenSampled, params: SamplingParams, text_of: TextOf) -> str:
     """What the settings would have changed, how exact that is, and whether transformers would have kept the same."""
     token, took = quoted(text_of(out.token_id), out.token_id), quoted(e.text, e.token_id)
     if params.temperature != 0 and e.u is None:
@@ -70,7 +68,7 @@ def outcome_words(
         near = _("u lies {m} from the edge of that piece: the 16 bits may decide which it is.").format(m=percent(out.margin(e.u)))
     parts = [first.format(token=token, took=took), kept if params.temperature else "", near, _exactness(out)]
     if orders is not None:
-        parts.append(_orders(*orders, text_of))
+        parts.append(_orders(orders, text_of))
     return " ".join(part for part in parts if part)
 
 
@@ -84,17 +82,17 @@ def _exactness(out: Outcome) -> str:
     ).format(n=len(out.token_ids))
 
 
-def _orders(ours: set[int], theirs: set[int], text_of: TextOf) -> str:
+def _orders(orders: Orders, text_of: TextOf) -> str:
     """Where vLLM's order (min-p, top-k, top-p) and transformers' (top-k, top-p, min-p) keep different sets."""
 
-    def names(tokens: set[int]) -> str:
-        shown = ", ".join(quoted(text_of(t), t) for t in sorted(tokens)[:NAMED])
+    def names(tokens: list[int]) -> str:
+        shown = ", ".join(quoted(text_of(t), t) for t in tokens[:NAMED])
         return shown + (" …" if len(tokens) > NAMED else "")
 
     only = [
-        _("only vLLM's keeps {tokens}").format(tokens=names(ours - theirs)) if ours - theirs else "",
-        _("only transformers' keeps {tokens}").format(tokens=names(theirs - ours)) if theirs - ours else "",
+        _("only vLLM's keeps {tokens}").format(tokens=names(orders.only_ours)) if orders.only_ours else "",
+        _("only transformers' keeps {tokens}").format(tokens=names(orders.only_theirs)) if orders.only_theirs else "",
     ]
     return _(
         "<b>The order matters here:</b> vLLM's (min-p first, as here) keeps {a}, transformers' (min-p last) {b}; {only}."
-    ).format(a=len(ours), b=len(theirs), only=", ".join(part for part in only if part))
+    ).format(a=orders.ours, b=orders.theirs, only=", ".join(part for part in only if part))

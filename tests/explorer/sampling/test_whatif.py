@@ -14,7 +14,7 @@ from engine.request import SamplingParams
 from engine.sampling.processors import ORDER, TRANSFORMERS_ORDER
 from engine.sampling.sampler import Sampler, SampleRow
 from explorer.sampling.choice import outcome_choice, recorded_choice
-from explorer.sampling.whatif import Basis, landing, orders_differ, params_of, recompute
+from explorer.sampling.whatif import Basis, Orders, landing, orders_differ, params_of, recompute
 
 VOCAB = 96
 PROMPT, OUTPUT = [3, 5, 5], [7, 7, 9]
@@ -195,10 +195,15 @@ def test_where_the_two_orders_keep_different_sets() -> None:
     logits[:4] = np.log([0.5, 0.3, 0.15, 0.05]).astype(np.float32)
     _token, recorded = chosen(logits, SamplingParams())
     basis = Basis.of_logits(recorded, ([], []))
+
     # min_p first leaves 0.5, 0.3, 0.15, of which the first two are 0.842: no third. Without it they are 0.8, so top_p takes a third.
-    assert orders_differ(basis, SamplingParams(min_p=0.25, top_p=0.83)) == ({0, 1}, {0, 1, 2})
-    assert orders_differ(basis, SamplingParams(min_p=0.25, top_p=0.75)) is None  # two either way
-    assert orders_differ(basis, SamplingParams(min_p=0.25)) is None and orders_differ(basis, SamplingParams(top_p=0.83)) is None
+    def differ(**settings: Any) -> Orders | None:
+        params = SamplingParams(**settings)
+        return orders_differ(basis, params, recompute(basis, params, None))
+
+    assert differ(min_p=0.25, top_p=0.83) == Orders(2, 3, [], [2])
+    assert differ(min_p=0.25, top_p=0.75) is None  # two either way
+    assert differ(min_p=0.25) is None and differ(top_p=0.83) is None
 
 
 def test_a_dart_beyond_the_sum_falls_on_the_last_one() -> None:
