@@ -36,7 +36,7 @@ def greedy_of(tracks: dict[str, Track], beam: Track, step: int) -> Sum | None:
             "repetition_penalty", 1
         )
         points = track.until(step)
-        if alike and plain and points and points[0].index == 0:
+        if alike and plain and points and points[0].nth == 0:
             return Sum(
                 _("greedy ({id})").format(id=track.request_id), "".join(p.text for p in points), [p.token_id for p in points],
                 math.fsum(p.logprob for p in points), math.nan,

@@ -1,6 +1,5 @@
 """The cards of the Sampling page that compare texts: branches of a request, two requests side by side, beams."""
 
-from collections.abc import Callable
 from typing import Any
 
 import panel as pn
@@ -24,13 +23,11 @@ NO_BEAMS_RECORDED = _("This run holds no beam search.")
 
 
 class Below(pn.viewable.Viewer):
-    """``update`` is called by the page with what it looks at; a click in a tree sets the clock's selection."""
+    """``update`` is called by the page with what it looks at (``sent``: requests that repeat another one, and which); a click in a tree sets the clock's selection."""
 
-    def __init__(
-        self, store: Any, rows: SamplingRows, clock: Clock, live: bool, source_of: Callable[[str], str | None], **params: Any
-    ) -> None:
+    def __init__(self, store: Any, rows: SamplingRows, clock: Clock, live: bool, sent: dict[str, str], **params: Any) -> None:
         super().__init__(**params)
-        self.store, self.rows, self.clock, self._source_of = store, rows, clock, source_of
+        self.store, self.rows, self.clock, self._sent = store, rows, clock, sent
         self._track: Track | None = None
         self._beams_shown: tuple[Any, ...] = ()
         self.branches = TokenLanes(self._node_chosen, empty=NO_BRANCH)
@@ -79,7 +76,7 @@ class Below(pn.viewable.Viewer):
         options = {track_label(t, self.rows.tracks): t.request_id for t in there}
         value = self.partner.value
         if other or value not in options.values():
-            source = self._source_of(track.request_id) if track is not None else None
+            source = self._sent.get(track.request_id) if track is not None else None
             source = source or (track.branched_from if track is not None else None)
             value = source if source in options.values() else next(iter(options.values()), "")
         _offer(self.partner, options, value)

@@ -75,14 +75,14 @@ class PositionsFigure:
         """Draw these as well."""
         self.source.stream(self._fit(point_columns(points, p, k), k))
 
-    def _fit(self, data: dict[str, list[Any]], k: int) -> dict[str, list[Any]]:
+    def _fit(self, data: dict[str, list[Any]], k: int) -> dict[str, Any]:
         """Make room for the values of the two logarithmic axes."""
         seen = ([*data["nucleus"], *data["beyond"], k], data["rank"])
         for i, (values, plot) in enumerate(zip(seen, (self.plots[0], self.plots[3]), strict=True)):
             self.highest[i] = max([self.highest[i], *(v for v in values if not math.isnan(v))])
             if plot.y_range.end != 1.6 * self.highest[i]:
                 plot.y_range.end = 1.6 * self.highest[i]
-        return data
+        return dict(data)
 
     def look_at(self, first: int, last: int, position: int | None) -> None:
         """Show positions up to ``last`` (``WINDOW`` of them at most, ``position`` among them), with a line at ``position``."""

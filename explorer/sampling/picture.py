@@ -74,7 +74,9 @@ def _column(name: str, params: SamplingParams, left: dict[str, int]) -> tuple[st
 def strip_data(track: Track, points: Iterable[Point]) -> dict[str, Any]:
     """``TokenStrip.data``: the prompt's end, what was inherited or not seen, and a chip for each token."""
     shown = list(points)
-    chips = [[p.position, p.text, p.step, _plain(p.logprob), p.rank, _plain(p.entropy), p.nucleus_size] for p in shown[-CHIPS:]]
+    chips: list[list[Any]] = [
+        [p.position, p.text, p.step, _plain(p.logprob), p.rank, _plain(p.entropy), p.nucleus_size] for p in shown[-CHIPS:]
+    ]
     first = chips[0][0] if chips else track.num_prompt_tokens + len(track.output_token_ids)
     inherited = "".join(track.output_texts[: max(0, first - track.num_prompt_tokens)]) if track.branched_from else ""
     prompt = track.prompt_text

@@ -35,7 +35,7 @@ class Point(NamedTuple):
     """One token. ``position`` counts from the first prompt token; ``logprob`` (raw) and ``entropy`` in nats."""
 
     position: int
-    index: int
+    nth: int  # of the output
     step: int
     token_id: int
     text: str

@@ -16,7 +16,7 @@ DEBOUNCE_MS = 15  # Panel's 50 would be felt
 
 
 class Settings(pn.viewable.Viewer):
-    """One slider for each of ``KNOBS``. ``changed(name, value)`` is called when a person moves one; ``show`` never calls it."""
+    """One slider for each of ``KNOBS``. ``changed(name, value)`` is called when a person moves one; ``show_params`` never calls it."""
 
     def __init__(self, changed: Callable[[str, float], None], **params: Any) -> None:
         super().__init__(**params)
@@ -50,7 +50,7 @@ class Settings(pn.viewable.Viewer):
             finally:
                 self._hands[name] -= 1
 
-    def show(self, params: SamplingParams, disabled: set[str]) -> None:
+    def show_params(self, params: SamplingParams, disabled: set[str]) -> None:
         """Set the sliders; ``disabled``: those that cannot be recomputed from what was recorded."""
         self._showing = threading.get_ident()
         try:

@@ -88,8 +88,8 @@ class SamplingView(ExplorerView):
         self.picture = ChoicePicture(empty=NOTHING if live else NOTHING_RECORDED)
         self.settings = Settings(self._knob_moved)
         self.asking = Asking(self.session, self.clock, self._moved_settings, self._forget_settings) if live else None
-        source_of = self.asking.sent.get if self.asking is not None else {}.get
-        self.below = Below(self.store, self.rows, self.clock, live, source_of)
+        sent = self.asking.sent if self.asking is not None else {}
+        self.below = Below(self.store, self.rows, self.clock, live, sent)
         self.head = pane(margin=(0, 0, 10, 0))
         self.told_of = pane(css=CSS, margin=(8, 0, 0, 0))
         self.plots = positions_figure(self.nucleus_p, self.fixed_k)
@@ -118,9 +118,9 @@ class SamplingView(ExplorerView):
         self.reset = pmui.Button(label=_("As recorded"), icon="undo", **small)
         self.live = pmui.Button(label=_("Make live"), icon="bolt", color="warning", **small)
         self.again = pmui.Button(label=_("Run again so"), icon="replay", **small)
-        acts = ((self.reset, self._forget_settings), (self.live, self._make_live), (self.again, self._run_again))
-        for button, act in acts:
-            button.on_click(lambda _event, act=act: act())
+        self.reset.on_click(lambda _event: self._forget_settings())
+        self.live.on_click(lambda _event: self._make_live())
+        self.again.on_click(lambda _event: self._run_again())
         below: list[Any] = [self.reset]
         if self.session is not None:
             below += [self.live, self.again, pane(f'<p class="ct-muted ct-small">{escape(WHAT_BUTTONS_DO)}</p>')]
@@ -275,7 +275,7 @@ class SamplingView(ExplorerView):
         params = self._recorded.changed(**changes)
         need = set() if self._basis is None or self._basis.full else {"repetition_penalty"}
         if not self._by_hand:
-            self.settings.show(params, need)
+            self.settings.show_params(params, need)
         self._draw_buttons(changes)
         if event is None:
             self.choice = None
