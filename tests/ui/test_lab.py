@@ -128,7 +128,11 @@ def test_two_views_drive_one_engine_also_while_a_cell_runs(notebook: Notebook) -
     cell = notebook.run("run = RunView(engine)\nrun.max_tokens.value = 64\nrun")
     first = notebook.page.locator(".ctm-root").first
     before = notebook.value("kv.step")
-    cell.locator("textarea:visible").fill("Tell me more")
+    box, cells = cell.locator("textarea:visible"), notebook.page.locator(".jp-NotebookPanel .jp-CodeCell")
+    many = cells.count()
+    box.click()
+    notebook.page.keyboard.type("add a bad daddy b")  # none of the notebook's commands: d d deletes a cell, a and b make one
+    assert cells.count() == many and box.input_value().endswith("add a bad daddy b")
     busy = notebook.start("import time\ntime.sleep(6)\nprint('sl' + 'ept')")
     cell.get_by_role("button", name="Send").click()
     expect(cell.locator(".ctm-root")).to_contain_text("ask-0")
