@@ -26,6 +26,12 @@ CSS = """
 """
 
 
+MAX_RAW, MAX_RAW_AN_EVENT = (
+    64 << 20,
+    2048,
+)  # bytes, decompressed, of a file that somebody opens: events are some times that in memory
+
+
 @dataclass
 class Replay:
     """``name``: of a shipped run, for the address; None for a file that somebody opened."""
@@ -54,6 +60,13 @@ class Replay:
             raise ValueError(f"{title}: {str(error).removeprefix(f'{path}: ')}") from None
         if store.started is None or store.last_step == 0:
             raise ValueError(_("{title}: this run holds no step of an engine.").format(title=title))
+        most = MAX_RAW + MAX_RAW_AN_EVENT * len(store)
+        if store.log.raw_nbytes > most:
+            raise ValueError(
+                _("{title}: {n:,} events take {size} MiB; up to {most} MiB of so many can be shown here.").format(
+                    title=title, n=len(store), size=store.log.raw_nbytes >> 20, most=most >> 20
+                )
+            )
         replay = cls(title, _("A file that you opened."), store)
         threading.Thread(target=replay._check, name="check of a saved run", daemon=True).start()
         return replay

@@ -20,7 +20,7 @@ from engine.events.types import AnyEvent, CacheTimed, Event, LogitsRecorded, Ste
 
 __all__ = ["Chunk", "CodecError", "decode_chunk", "encode_chunks"]
 
-MAX_CHUNK_BYTES = 64 << 20  # of a chunk, decompressed
+MAX_CHUNK_BYTES = 32 << 20  # of a chunk, decompressed
 MAX_CHUNK_EVENTS = 1 << 16
 
 KINDS: tuple[type[Event], ...] = typing.get_args(AnyEvent)

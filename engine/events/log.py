@@ -193,6 +193,12 @@ class EventLog:
         with self._lock:
             return self._chunk_bytes + sum(k.nbytes for k in self._keyframes.values()) + self._tail_bytes
 
+    @property
+    def raw_nbytes(self) -> int:
+        """Bytes of all sealed chunks when decompressed: as objects the events take some times that."""
+        with self._lock:
+            return sum(s.chunk.raw_size for s in self._sealed)
+
     # -- out ------------------------------------------------------------------------------------------------------------
 
     def since(self, cursor: int, limit: int | None = None) -> EventsSince:
@@ -287,7 +293,10 @@ class EventLog:
                 self._decoded.move_to_end(key)
                 return self._decoded[key]
         events = saved_log.events_of(sealed, replay)
-        self._decoded_put((sealed.first_index, replay), events)
+        if (
+            sealed.chunk.raw_size <= SEAL_BYTES
+        ):  # only a file from elsewhere has larger ones of many events: not several at a time
+            self._decoded_put((sealed.first_index, replay), events)
         return events
 
     def _decoded_put(self, key: tuple[int, bool], events: list[Event]) -> None:

@@ -241,7 +241,14 @@ def _table(state: "State", request_id: str, first_index: int, block_ids: list[in
     table = state._view(request_id).block_ids
     if not 0 <= first_index <= len(table):
         raise ValueError(f"logical block {first_index} of request {request_id!r}, whose table has {len(table)} blocks")
+    _few(state, block_ids)
     table[first_index : first_index + len(block_ids)] = block_ids
+
+
+def _few(state: "State", block_ids: list[int]) -> None:
+    """No request holds more blocks than there are: a log that names millions is refused before they are walked."""
+    if len(block_ids) > state.num_blocks:
+        raise ValueError(f"{len(block_ids)} blocks of one request in a pool of {state.num_blocks}")
 
 
 def _block_allocated(state: "State", e: BlockAllocated) -> None:
@@ -259,6 +266,7 @@ def _block_shared(state: "State", e: BlockShared) -> None:
 
 
 def _block_freed(state: "State", e: BlockFreed) -> None:
+    _few(state, e.block_ids)
     state._own_pool()
     for b, count in zip(reversed(e.block_ids), reversed(e.ref_counts), strict=True):  # the pool gives a table's end back first
         state._count(b, count)

@@ -230,6 +230,15 @@ def test_a_run_whose_events_are_damaged_is_left_with_a_message(
     assert shell.replay is None and "cannot be read on" in shell.notice.object
 
 
+def test_a_small_file_of_huge_events_is_refused(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = saved(tmp_path, simulate(40))
+    monkeypatch.setattr("explorer.replay.MAX_RAW", 1000)
+    monkeypatch.setattr("explorer.replay.MAX_RAW_AN_EVENT", 1)
+    shell = Shell(desk.session)
+    give(shell.take_out.files, "bomb", data)
+    assert shell.replay is None and "can be shown here" in shell.notice.object
+
+
 def test_a_background_check_finds_what_opening_does_not(desk: Desk, tmp_path: Path) -> None:
     saved(tmp_path, simulate(40))
     replay = Replay.of_file("run", tmp_path / "run.cutaway")

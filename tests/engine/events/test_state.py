@@ -221,6 +221,8 @@ def test_a_snapshot_in_order_is_taken() -> None:
         t.BlockAllocated(**NOW, request_id="r", first_index=0, block_ids=[8]),
         t.BlockAllocated(**NOW, request_id="r", first_index=0, block_ids=[-1]),
         t.BlockAllocated(**NOW, request_id="r", first_index=3, block_ids=[0]),
+        t.BlockAllocated(**NOW, request_id="r", first_index=0, block_ids=[0] * 9),
+        t.BlockFreed(**NOW, request_id="r", block_ids=[0] * 9, ref_counts=[0] * 9),
         t.BlockShared(**NOW, request_id="r", first_index=0, block_ids=[0, 1], ref_counts=[1]),
         t.BlockFreed(**NOW, request_id="r", block_ids=[0], ref_counts=[-1]),
         t.BlockCached(**NOW, block_id=99, block_hash=1, parent_hash=0),
