@@ -91,8 +91,8 @@ def _table_html(columns: Sequence[str], cells: list[list[Any]], kinds: list[str]
             text = html.escape(_written(value))
             if i == at and _is_number(value):
                 text = _with_bar(text, float(value), most)
-            wrap = "pre" if len(_written(value)) <= _SHORT else "pre-wrap"
-            body += f'<td style="text-align:{_side(cells, i)};white-space:{wrap};max-width:46em">{text}</td>'
+            wrap = "pre" if len(_written(value)) <= _SHORT else "pre-wrap;min-width:14em"
+            body += f'<td style="text-align:{_side(cells, i)};max-width:46em;white-space:{wrap}">{text}</td>'
         body += "</tr>"
     marks = "".join(_mark(kind) for kind in kinds)
     return (

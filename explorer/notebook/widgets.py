@@ -110,7 +110,7 @@ class Desk(w.VBox):
     def _top(self) -> w.Widget:
         session = self.source.session
         if session is None:
-            return self._transport.box
+            return w.Box([self._transport.box], layout=ROW)  # a row of its own: the box grows sideways, not downwards
         wide = {"width": "auto"}
         self.pause_button = w.Button(
             description=_("Pause engine"), tooltip=_("Pauses the engine itself, for all of its views"), layout=wide
