@@ -2,6 +2,9 @@
 
 What is saved: the chunks as they are, a keyframe every ``KEYFRAME_CHUNKS`` of them (fewer where keyframes are large: they
 never take more than about a third of the file), and one at the end. So opening reads and checks bytes and decodes a single state.
+
+Memory of an opened run: the bytes of its file, and the few decoded chunks that a log keeps at hand (``engine.events.log``). A chunk of a hostile
+file, at the limit of 32 MiB decompressed, takes up to some 500 MiB as objects for as long as it is looked at; it is not kept.
 """
 
 import os
