@@ -16,8 +16,8 @@ const CSS = `
 .ct-choice td.name b { font: 500 12.5px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre; padding: 1px 5px; border-radius: 4px; background: var(--soft); }
 .ct-choice tr.chosen td.name b { outline: 1.5px solid currentColor; }
 .ct-choice tr.lands td.name b { background: color-mix(in srgb, var(--dart) 26%, transparent); }
-.ct-choice td.share { min-width: 92px; }
-.ct-choice .cell { display: grid; grid-template-columns: 1fr 47px; gap: 5px; align-items: center; }
+.ct-choice td.share { min-width: 74px; padding-right: 8px; }
+.ct-choice .cell { display: grid; grid-template-columns: 1fr 46px; gap: 4px; align-items: center; }
 .ct-choice .track { height: 11px; border-radius: 3px; background: var(--soft); overflow: hidden; }
 .ct-choice .fill { height: 100%; border-radius: 3px; background: var(--kept); min-width: 1px; }
 .ct-choice .raw .fill { background: color-mix(in srgb, currentColor 45%, transparent); }

@@ -52,6 +52,7 @@ function render({ model, el }) {
   let shapes = []; // one <g> a node
   let scroll = null;
   let cursor = -1;
+  let seen = []; // the selection that was brought into view
   const nodes = () => model.get("data").nodes ?? [];
   const choose = (i) => {
     model.set("action", { seq: ++seq, kind: "choose", key: nodes()[i][6] });
@@ -118,6 +119,14 @@ function render({ model, el }) {
       shape.classList.toggle("on", selected.length > 0 && same(nodes()[i][6], selected));
       shape.classList.toggle("cursor", i === cursor);
     });
+    const at = selected.length ? nodes().findIndex((node) => same(node[6], selected)) : -1;
+    if (at >= 0 && !same(selected, seen)) reveal(at);
+    seen = selected;
+  }
+
+  function reveal(i) {
+    const left = x(nodes()[i][0]);
+    if (left < scroll.scrollLeft || left + CELL > scroll.scrollLeft + scroll.clientWidth) scroll.scrollLeft = left - scroll.clientWidth / 2;
   }
 
   function tell(i) {
@@ -151,8 +160,7 @@ function render({ model, el }) {
     cursor = next;
     mark();
     if (cursor >= 0 && key !== "Enter") {
-      const left = x(all[cursor][0]);
-      if (left < scroll.scrollLeft || left + CELL > scroll.scrollLeft + scroll.clientWidth) scroll.scrollLeft = left - CELL;
+      reveal(cursor);
       tell(cursor);
     }
   }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, CustomJSTickFormatter, HoverTool, LogTicker, Range1d
+from bokeh.models import ColumnDataSource, CustomJSTickFormatter, FixedTicker, HoverTool, Range1d
 from bokeh.models.annotations import Span
 
 from explorer.i18n import _
@@ -137,8 +137,9 @@ def positions_figure(p: float, k: int) -> PositionsFigure:
         made.here.append(span)
     for plot in (sizes, ranks):  # 1, 10, 100: not 10⁰
         plot.yaxis.formatter = CustomJSTickFormatter(code="return tick >= 1 ? tick.toLocaleString('en') : ''")
-        plot.yaxis.ticker = plot.ygrid.ticker = LogTicker(mantissas=[1], num_minor_ticks=0)
+        plot.yaxis.ticker = plot.ygrid.ticker = FixedTicker(ticks=[10**i for i in range(7)])
     for plot in (sizes, masses, nats):
         plot.xaxis.visible = False
+        plot.min_border_bottom = 9  # the lowest number of the axis
     made.root = column(*made.plots, sizing_mode="stretch_width", spacing=4)
     return made

@@ -81,7 +81,7 @@ class SamplingView(ExplorerView):
             value="",
             size="small",
             sizing_mode="stretch_width",
-            margin=(0, 0, 10, 0),
+            margin=(8, 0, 10, 0),
         )
         self.requests.param.watch(self._request_chosen, "value")
         self.strip = TokenStrip(self._token_clicked, self._branch_clicked, empty=NOTHING if live else NOTHING_RECORDED)
