@@ -8,7 +8,7 @@ from typing import Any
 from IPython import get_ipython
 
 TICK_S = 0.1  # ten times a second,
-SHARE = 0.03  # or less often, so that views take no more than this of a core from an engine in the same kernel,
+SHARE = 0.03  # or less often, so that views take no more than this share of what an engine in the same kernel gets,
 SLOWEST_S = 0.5  # but never less often than this
 
 # Callbacks come from three sides: the thread below, the kernel's thread that runs cells, and the one that handles what a page
@@ -25,6 +25,7 @@ class Hub:
         self._start = threading.Lock()
         self._busy = False
         self._free_since = 0.0
+        self._others = 0.0  # of a core that the rest of this process used lately
 
     def add(self, desk: Any) -> None:
         with self._start:
@@ -50,18 +51,29 @@ class Hub:
 
     def _run(self) -> None:
         while True:
-            began = time.thread_time()
-            with self._start:
-                desks = list(self._desks)
-            for desk in desks:
-                if not self._busy:
-                    desk.forget_the_gone(self._free_since)
-                if desk.looked_at:
-                    desk.tick()
-                else:
-                    desk.rest()
-            del desks
-            time.sleep(min(max(TICK_S, (time.thread_time() - began) / SHARE), SLOWEST_S))
+            wall, all_of_us, ours = time.monotonic(), time.process_time(), time.thread_time()
+            self._round()
+            cost = time.thread_time() - ours
+            time.sleep(self._pace(cost))
+            elapsed = time.monotonic() - wall
+            self._others = max(0.0, time.process_time() - all_of_us - cost) / elapsed
+
+    def _pace(self, cost: float) -> float:
+        """Seconds until the next round, after one that took ``cost`` seconds of CPU."""
+        if self._others < 0.1:  # nothing else runs in this kernel: nobody is held up
+            return TICK_S
+        return min(max(TICK_S, cost / (SHARE * min(self._others, 1.0))), SLOWEST_S)
+
+    def _round(self) -> None:
+        with self._start:
+            desks = list(self._desks)
+        for desk in desks:
+            if not self._busy:
+                desk.forget_the_gone(self._free_since)
+            if desk.looked_at:
+                desk.tick()
+            else:
+                desk.rest()
 
 
 HUB = Hub()
