@@ -28,6 +28,7 @@ SEAL_EVENTS = 4096
 SEAL_BYTES = 16 << 20
 KEYFRAME_BYTES = 64 << 20
 _DECODED = 4  # chunks kept as objects
+_DECODED_RAW = 4 << 20  # bytes of those, encoded: an honest chunk has less, but for recorded logits; a hostile one is not kept
 
 
 class Sealed(NamedTuple):
