@@ -48,7 +48,6 @@ function slower(send) {
 }
 
 async function render({ model, el }) {
-  el.dataset.lmSuppressShortcuts = "true"; // a letter typed into a box must not be a command of the notebook ("d d" deletes a cell)
   const me = crypto.randomUUID?.() ?? `page-${Math.random()}`;
   const texts = model.get("_texts"), loaderId = model.get("_bokeh").replace("IPY_MODEL_", "");
   const loader = model.widget_manager.get_model(loaderId);
