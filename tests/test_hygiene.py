@@ -147,6 +147,7 @@ def test_the_public_options_of_the_engine_are_frozen() -> None:
         "quantization_group_size": None,
         "speculative": None,
         "attention_backend": "auto",
+        "enforce_eager": False,
         "seed": 0,
     }
 
