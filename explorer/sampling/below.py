@@ -87,7 +87,7 @@ class Below(pn.viewable.Viewer):
             _set(self.pair, empty(NO_PARTNER))
             return
         first, second = sorted((track, other), key=lambda t: t.ordinal)
-        _set(self.pair, pairs.pair_html(pairs.side_by_side(self.store, self.rows.tracks, first, second)))
+        _set(self.pair, pairs.pair_html(pairs.side_by_side(self.store, self.rows, first, second)))
 
     # -- beams ------------------------------------------------------------------------------------------------------------------------
 

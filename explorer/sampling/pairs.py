@@ -7,7 +7,7 @@ from typing import Any
 from engine.events.types import TokenSampled
 from explorer.compare.cause import SHAPING, Cause, Changed, differences, token_cause
 from explorer.i18n import _
-from explorer.sampling.rows import UNSEEN, Track, recorded
+from explorer.sampling.rows import UNSEEN, SamplingRows, Track
 
 CONTEXT = 400  # characters of a text that are shown on either side of the difference
 
@@ -37,14 +37,14 @@ def first_difference(a: Track, b: Track) -> int | None:
     return None
 
 
-def side_by_side(store: Any, tracks: dict[str, Track], a: Track, b: Track) -> SideBySide:
+def side_by_side(store: Any, rows: SamplingRows, a: Track, b: Track) -> SideBySide:
     """``a`` and ``b`` have the same prompt. What a branch took over was chosen in the request that it left."""
     index = first_difference(a, b)
     changed = differences(a.sampling, b.sampling, (*SHAPING, "seed"))
     if index is None:
         return SideBySide(a, b, None, changed, None)
     position = a.num_prompt_tokens + index
-    events = [_event(store, tracks, t, position) for t in (a, b)]
+    events = [_event(store, rows, t, position) for t in (a, b)]
     if events[0] is None or events[1] is None:
         forced = next((t for t in (a, b) if t.branched_at == position), None)
         words = (
@@ -58,13 +58,13 @@ def side_by_side(store: Any, tracks: dict[str, Track], a: Track, b: Track) -> Si
     return SideBySide(a, b, index, changed, token_cause(events[0], events[1], sampling, (), (), dtype))
 
 
-def _event(store: Any, tracks: dict[str, Track], track: Track, position: int) -> TokenSampled | None:
+def _event(store: Any, rows: SamplingRows, track: Track, position: int) -> TokenSampled | None:
     """How the token there was chosen; None where it was forced, or where nothing is kept of it."""
     at: Track | None = track
     while at is not None and position < at.branched_at:
-        at = tracks.get(at.branched_from or "")
+        at = rows.tracks.get(at.branched_from or "")
     point = at.points.get(position) if at is not None else None
-    return recorded(store, point, at.request_id)[0] if at is not None and point is not None else None
+    return rows.events_of(store, point, at.request_id)[0] if at is not None and point is not None else None
 
 
 def pair_html(pair: SideBySide) -> str:

@@ -4,6 +4,7 @@ A ``SamplingRows`` is fed every event once and in order. It keeps of each token 
 itself, with all candidates, is read from the store when a token is looked at (``recorded``).
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ MAX_TRACKS = 96  # the newest requests
 MAX_POINTS = 1500  # tokens of one request, the newest
 HEAD = 256  # raw probabilities kept of a token whose full logits were recorded
 MAX_TEXTS = 20_000  # texts of tokens that are remembered
+RECENT_TOKENS, RECENT_LOGITS = 1024, 96  # events at hand; a log unpacks many of its events to give one
 UNSEEN = -1
 
 
@@ -119,6 +121,8 @@ class SamplingRows:
         self.changed: set[str] = set()  # tracks with something new
         self.restarted = True
         self._ordinal = 0
+        self._tokens: OrderedDict[tuple[str, int], TokenSampled] = OrderedDict()  # the newest, at hand
+        self._all_logits: OrderedDict[tuple[str, int], LogitsRecorded] = OrderedDict()
         self._logits: tuple[str, int, np.ndarray] | None = None  # a token's logits come before or after its TokenSampled
 
     def taken(self) -> None:
@@ -134,6 +138,14 @@ class SamplingRows:
     def text_of(self, token_id: int) -> str | None:
         """The text of a token that some event showed; None for one that none did."""
         return self.texts.get(token_id)
+
+    def events_of(self, store: Any, point: Point, request_id: str) -> tuple[TokenSampled | None, LogitsRecorded | None]:
+        """The events of one token: at hand for the newest, else read back from the store. None for what is not (any longer) there."""
+        at = request_id, point.position
+        token, logits = self._tokens.get(at), self._all_logits.get(at)
+        if token is not None and (logits is not None or not point.whole):
+            return token, logits
+        return recorded(store, point, request_id)
 
     # -- one handler a kind ------------------------------------------------------------------------------------------------
 
@@ -209,6 +221,7 @@ class SamplingRows:
         if track is None or track.is_beam:
             return
         self._learn(e)
+        _keep(self._tokens, e, RECENT_TOKENS)
         index = e.position - track.num_prompt_tokens
         missing = index - len(track.output_token_ids)
         track.output_token_ids += [UNSEEN] * missing + [e.token_id]
@@ -237,6 +250,7 @@ class SamplingRows:
         if track is None or track.is_beam:
             return
         track.logit_positions.add(e.position)
+        _keep(self._all_logits, e, RECENT_LOGITS)
         head = raw_head(logits_of(e))
         point = track.points.get(e.position)
         if point is not None:
@@ -258,6 +272,12 @@ _HANDLERS: dict[type, Any] = {
     BeamsSelected: SamplingRows._beams_selected,
     BeamsFinished: SamplingRows._beams_finished,
 }
+
+
+def _keep(events: OrderedDict[tuple[str, int], Any], e: Any, count: int) -> None:
+    events[e.request_id, e.position] = e
+    while len(events) > count:
+        events.popitem(last=False)
 
 
 def logits_of(e: LogitsRecorded) -> np.ndarray:

@@ -21,7 +21,7 @@ from explorer.sampling.asking import CSS, Asking
 from explorer.sampling.below import Below
 from explorer.sampling.choice import Choice, outcome_choice, recorded_choice
 from explorer.sampling.figure import LINES, legend_html, lines, positions_figure
-from explorer.sampling.rows import Point, SamplingRows, Track, recorded
+from explorer.sampling.rows import Point, SamplingRows, Track
 from explorer.sampling.settings import DEBOUNCE_MS, Settings
 from explorer.sampling.words import outcome_words, recorded_words
 from explorer.theme import card, empty, grid, heading, pane
@@ -217,7 +217,7 @@ class SamplingView(ExplorerView):
             if track is not None and point is not None:
                 self._recorded = whatif.params_of(track.sampling_at(point.position))
                 self._history = {t for part in track.before(point.position) for t in part}
-                self._event, logits = recorded(self.store, point, track.request_id)
+                self._event, logits = self.rows.events_of(self.store, point, track.request_id)
                 if logits is not None:
                     self._basis = whatif.Basis.of_logits(logits, track.before(point.position))
                 elif self._event is not None and self._event.top:

@@ -24,13 +24,15 @@ FILTERS = ("min_p", "top_k", "top_p")
 class Basis:
     """Logits by ascending token id: ``token_ids`` int64 [N], ``logits`` float32 [1, N] (of candidates: raw log-probabilities).
 
-    ``full``: N is the vocabulary. ``history``: (prompt, output) ids that the penalties look at.
+    ``full``: all of the vocabulary, in order. ``history``: (prompt, output) ids that the penalties look at.
     """
 
     def __init__(self, token_ids: np.ndarray, logits: np.ndarray, full: bool, history: tuple[list[int], list[int]]) -> None:
-        order = np.argsort(token_ids, kind="stable")
-        self.token_ids = np.asarray(token_ids, dtype=np.int64)[order]
-        self.logits = torch.from_numpy(np.asarray(logits, dtype=np.float32)[order]).unsqueeze(0)
+        if not full:
+            order = np.argsort(token_ids, kind="stable")
+            token_ids, logits = token_ids[order], logits[order]
+        self.token_ids = np.asarray(token_ids, dtype=np.int64)
+        self.logits = torch.from_numpy(np.asarray(logits, dtype=np.float32)).unsqueeze(0)
         self.full = full
         self.counts = self._counts(*history)
         self._walk: tuple[tuple[float, ...], Any] | None = None

@@ -72,7 +72,9 @@ def test_a_token_is_read_back_with_its_logits_whichever_came_first() -> None:
         rows = fed(added("r"), *order)
         point = rows.tracks["r"].points[3]
         assert point.whole and len(point.head) == 96
-        assert recorded(store, point, "r") == (token, logits)
+        assert recorded(store, point, "r") == (token, logits) == rows.events_of(EventStore(), point, "r")
+        fresh = SamplingRows()  # that has seen nothing: as for a token of long ago
+        assert fresh.events_of(store, point, "r") == (token, logits)
         raw = np.exp(logits_of(3).astype(np.float64))
         np.testing.assert_allclose(point.head, np.sort(raw / raw.sum())[::-1], rtol=1e-9)
 
@@ -230,7 +232,7 @@ def test_two_requests_side_by_side_tell_the_cause() -> None:
     store.append(events)
     rows = fed(*events[1:])
     assert pairs.partners(rows.tracks, rows.tracks["a"]) == [rows.tracks["b"]]
-    pair = pairs.side_by_side(store, rows.tracks, rows.tracks["a"], rows.tracks["b"])
+    pair = pairs.side_by_side(store, rows, rows.tracks["a"], rows.tracks["b"])
     assert pair.index == 0 and pair.cause is not None and pair.cause.kind == "distribution"
     assert "temperature: 0.2 → 2.0" in pairs.pair_html(pair)
 
@@ -240,12 +242,12 @@ def test_a_forced_token_is_said_to_be_forced() -> None:
     store = EventStore()
     store.append([STARTED, *events])
     rows = fed(*events)
-    pair = pairs.side_by_side(store, rows.tracks, rows.tracks["r"], rows.tracks["b"])
+    pair = pairs.side_by_side(store, rows, rows.tracks["r"], rows.tracks["b"])
     assert pair.index == 1 and pair.cause is not None and "forced" in pair.cause.words
 
 
 def test_texts_of_a_model_are_escaped() -> None:
     events = [sampled("r", 3, 10, 1, text="<b>"), sampled("q", 3, 11, 2, text="<script>")]
     rows = fed(added("r"), added("q"), *events)
-    pair = pairs.side_by_side(EventStore(), rows.tracks, rows.tracks["r"], rows.tracks["q"])
+    pair = pairs.side_by_side(EventStore(), rows, rows.tracks["r"], rows.tracks["q"])
     assert "<script>" not in pairs.pair_html(pair) and "&lt;script&gt;" in pairs.pair_html(pair)
