@@ -135,6 +135,12 @@ class SamplingRows:
             if handler is not None:
                 handler(self, event)
 
+    def begin_late(self, store: Any) -> None:
+        """The ring buffer has dropped what came before: go on from the first state that is still known."""
+        started = store.started
+        known = [store.at(store.first_step).snapshot(finished=True)]
+        self.feed([started, *known] if started is not None else known)
+
     def text_of(self, token_id: int) -> str | None:
         """The text of a token that some event showed; None for one that none did."""
         return self.texts.get(token_id)

@@ -63,6 +63,7 @@ class SamplingView(ExplorerView):
         self._plotted: tuple[Any, ...] = ()
         self._by_hand = False
         self._redrawn = (0.0, 0.0)  # when, and for how long nothing is drawn after it
+        self._missed = 0
         self._late = False  # a knob moved meanwhile
         self.pace = Pace()  # of the plots
         self._build()
@@ -155,7 +156,12 @@ class SamplingView(ExplorerView):
             if self.pace.late:
                 self._draw_plots(self.track)
             return
+        if self.missed > self._missed:
+            self._missed = self.missed
+            self.rows.begin_late(self.store)
         self.rows.feed(events)
+        if self.rows.restarted:
+            self._looked, self._event, self._basis, self._plotted = None, None, None, ()
         moved, self._shown = shown != self._shown, shown
         track = self.track
         if moved or self.rows.restarted or self.rows.changed:

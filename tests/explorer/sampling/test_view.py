@@ -214,6 +214,25 @@ def test_nothing_recorded_says_what_to_do() -> None:
     assert saved.asking is None
 
 
+def test_a_page_that_is_opened_late_begins_with_what_is_still_kept(log: EventLog) -> None:
+    store = EventStore(log=EventLog(capacity=60))
+    store.append(list(log))
+    assert store.dropped > 0
+    view = SamplingView(store)
+    assert view.track is not None and view.rows.vocab_size > 0
+    assert view.track.prompt_token_ids == log.at(log.last_step).requests[view.track.request_id].prompt_token_ids
+
+
+def test_a_new_engine_begins_an_empty_page(log: EventLog) -> None:
+    store = EventStore()
+    store.append(list(log))
+    view = SamplingView(store)
+    assert view.choice is not None
+    store.append([log.started])
+    view.update()
+    assert view.choice is None and view.picture.data == {} and view.strip.data == {} and not view.plots_pane.visible
+
+
 def test_a_mirror_can_draw_every_part(log: EventLog) -> None:
     view = view_of(log, Desk(), request_id="full", token_index=5)
     mirror = Mirror(view)
