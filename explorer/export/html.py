@@ -10,6 +10,7 @@ import gzip
 import html
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,8 @@ def run_html(store: Any, title: str, pages: list[str] | None = None, *, limit: i
         "DATA": _packed({"data": data, "sources": sources}),
         "PLAYER": (HERE / "player.js").read_text(encoding="utf-8"),
     }
-    for name, text in parts.items():
-        template = template.replace(f"<!--{name}-->", text, 1).replace(f"/*{name}*/", text, 1)
-    return template.encode("utf-8", "replace")
+    places = r"<!--({0})-->|/\*({0})\*/".format("|".join(parts))  # found in one go: a title may read like a place
+    return re.sub(places, lambda found: parts[found[1] or found[2]], template).encode("utf-8", "replace")
 
 
 def write_html(

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import html
 import json
 import random
 import re
@@ -142,6 +143,13 @@ def test_the_file_asks_for_nothing_and_escapes_what_people_wrote(tmp_path: Path)
     assert size == (tmp_path / "run.html").stat().st_size
     assert len(unpacked((tmp_path / "run.html").read_bytes())["data"]["steps"]) == 5
     assert "5 of the run&#x27;s 12 steps" in (tmp_path / "run.html").read_text()
+
+
+def test_a_title_that_reads_like_a_place_of_the_template_is_a_title(store: EventStore) -> None:
+    title = "/*PLAYER*/ /*CSS*/ /*DATA*/ <!--HEAD-->"
+    text = run_html(store, title, ["run"], limit=2).decode()
+    assert f"<title>{html.escape(title)}</title>" in text
+    assert '<script type="module">/*' not in text and "<style>/*" not in text
 
 
 def test_bad_input_is_refused(store: EventStore) -> None:
