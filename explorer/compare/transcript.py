@@ -20,6 +20,8 @@ from engine.events.types import (
     TokenSampled,
 )
 
+MAX_MISSING = 1 << 24  # tokens that nobody watched, of all requests: a file that claims more is refused
+
 
 @dataclass
 class Trace:
@@ -88,6 +90,7 @@ class _Reader:
     def __init__(self, made: Transcript) -> None:
         self.made = made
         self.open: dict[str, Trace] = {}  # id -> its newest trace; ids are used again
+        self.missing = 0
         self.handlers: dict[type, Any] = {
             EngineStarted: self.engine_started,
             Snapshot: self.snapshot,
@@ -163,6 +166,9 @@ class _Reader:
             return
         missing = e.index - len(trace.token_ids)
         if missing > 0:  # nobody watched
+            self.missing += missing
+            if self.missing > MAX_MISSING:
+                raise ValueError(f"token {e.index} of request {e.request_id!r}, where {missing} before it are not known")
             trace.token_ids += [UNSEEN] * missing
             trace.token_steps += [-1] * missing
         trace.token_ids[e.index :] = [e.token_id]

@@ -28,6 +28,7 @@ from engine.events.types import (
 MAX_TRACKS = 96  # the newest requests
 MAX_POINTS = 1500  # tokens of one request, the newest
 HEAD = 256  # raw probabilities kept of a token whose full logits were recorded
+MAX_TOKENS = 1 << 24  # of all requests, where some were not watched
 MAX_TEXTS = 20_000  # texts of tokens that are remembered
 RECENT_TOKENS, RECENT_LOGITS = 1024, 96  # events at hand; a log unpacks many of its events to give one
 UNSEEN = -1
@@ -230,6 +231,10 @@ class SamplingRows:
         _keep(self._tokens, e, RECENT_TOKENS)
         index = e.position - track.num_prompt_tokens
         missing = index - len(track.output_token_ids)
+        if missing > 0 and missing + sum(len(t.output_token_ids) for t in self.tracks.values()) > MAX_TOKENS:
+            raise ValueError(
+                f"a token at position {e.position} of request {e.request_id!r}, where {missing} before it are not known"
+            )
         track.output_token_ids += [UNSEEN] * missing + [e.token_id]
         track.output_texts += [""] * missing + [e.text]
         head = np.sort(np.exp([c.logprob for c in e.top]))[::-1] if e.top else np.zeros(0)

@@ -34,6 +34,14 @@ def test_requests_are_aligned_by_name_then_by_prompt() -> None:
     assert pairs == [(0, 1), (1, 2), (2, None), (3, 3), (None, 0)]
 
 
+def test_a_token_far_away_is_refused_before_room_is_made_for_it() -> None:
+    events = simulate(20)
+    at = next(i for i, e in enumerate(events) if isinstance(e, TokenSampled))
+    log = log_of([*events[:at], edited(events[at], index=1 << 40), *events[at + 1 :]])
+    with pytest.raises(ValueError, match="not known"):
+        Transcript.of(log)
+
+
 def test_a_transcript_holds_what_the_state_says(tmp_path: Path) -> None:
     events = simulate(150, seed=4)
     log = log_of(events)

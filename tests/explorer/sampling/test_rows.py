@@ -102,6 +102,12 @@ def test_an_unwatched_stretch_leaves_a_gap_and_no_invented_tokens() -> None:
     assert [p.position for p in track.until(4)] == [6] and track.until(3) == []
 
 
+@pytest.mark.parametrize("position", [1 << 40, 1 << 62])
+def test_a_file_that_claims_a_token_far_away_is_refused_before_room_is_made_for_it(position: int) -> None:
+    with pytest.raises(ValueError, match="not known"):
+        fed(added("r"), sampled("r", position, 9, 4, index=0))
+
+
 def test_a_new_engine_begins_anew() -> None:
     rows = fed(added("r"), sampled("r", 3, 9, 1))
     rows.taken()
