@@ -1,6 +1,7 @@
 """The frame around every page: navigation, the shared engine's state and knobs, time, address, messages, who is here."""
 
 import html
+import logging
 import threading
 import time
 from typing import Any
@@ -20,6 +21,8 @@ from explorer.shell_style import BANNER_CSS, BAR_STYLE, PAGE_SX, STATUS_CSS
 from explorer.status import here, status_line
 from explorer.theme import MUI_THEME, badge, pane
 from explorer.url import Url, format_query, integer, parse_query, read_param, write_param
+
+_log = logging.getLogger(__name__)
 
 TICK_MS = 100
 STATUS_S = 0.5  # how often the status line may change
@@ -183,6 +186,12 @@ class Shell:
         """Show a page; it is built when first opened."""
         if slug == self.slug:
             return
+        try:
+            self._open(slug)
+        except Exception as error:
+            self._give_up(error)
+
+    def _open(self, slug: str) -> None:
         page = PAGES[slug]
         view = self._views.get(slug)
         if view is None:
@@ -328,11 +337,8 @@ class Shell:
         assert self.view is not None
         try:
             self.view.update()
-        except ValueError as error:
-            if self.replay is None:
-                raise
-            self._show_notice(_("This recorded run cannot be read on: {error}").format(error=error))
-            return self.look_at(None)
+        except Exception as error:
+            return self._give_up(error)
         self.replay_bar.draw(self.session.status in ("running", "paused"))
         if self._changed("events", store.log.next_index) or self.knob_panel.unsettled:
             self.knob_panel.sync(store.latest())
@@ -340,6 +346,15 @@ class Shell:
         if now - self._status_drawn >= STATUS_S or self._changed("engine", self.session.status):
             self._status_drawn = now
             self._draw_status()
+
+    def _give_up(self, error: Exception) -> None:
+        """A view failed. Of a recorded run: whatever its file holds, it is left with a message. Of the engine: an error of ours."""
+        if self.replay is None:
+            raise error
+        if not isinstance(error, ValueError):
+            _log.error("in a view of a recorded run", exc_info=error)
+        self._show_notice(_("This recorded run cannot be read on: {error}").format(error=error or type(error).__name__))
+        self.look_at(None)
 
     def _changed(self, what: str, value: Any) -> bool:
         changed = self._seen.get(what) != value

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.events.log import EventLog
+from engine.events.types import RequestAdded
 from engine.messages import Loading
 from explorer.export.files import Files
 from explorer.pages import PAGES
@@ -228,6 +229,23 @@ def test_a_run_whose_events_are_damaged_is_left_with_a_message(
     replay.store._states.clear()
     shell.clock.goto(20, 0, 40)
     assert shell.replay is None and "cannot be read on" in shell.notice.object
+
+
+@pytest.mark.parametrize("page", ["sampling", "run"])
+def test_a_run_that_a_view_stumbles_over_is_left_with_a_message(desk: Desk, tmp_path: Path, page: str) -> None:
+    """Every value is of its type, and makes no sense: the page is built for it, or opened later."""
+    events = simulate(40)
+    at = next(i for i, e in enumerate(events) if isinstance(e, RequestAdded))
+    fields = {f: getattr(events[at], f) for f in events[at].__struct_fields__}
+    events[at] = RequestAdded(**{**fields, "sampling": {**fields["sampling"], "beam_width": [1]}})
+    data = saved(tmp_path, events)
+    shell = Shell(desk.session)
+    shell.open(page)
+    give(shell.take_out.files, "run", data)
+    shell.open("sampling")
+    assert shell.replay is None and "cannot be read on" in shell.notice.object
+    shell.tick()
+    assert shell.view is not None
 
 
 def test_a_small_file_of_huge_events_is_refused(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
