@@ -102,6 +102,7 @@ class Engine(Generation):
         ``prompt``: text, encoded as it stands, or token ids. ``cache_salt``: requests share cached prefixes only with
         requests of the same salt. ValueError: an empty prompt, one that does not fit, a token id the model does not have.
         """
+        self._check_open()
         params = params if params is not None else SamplingParams()
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, got {type(params).__name__}")
@@ -153,6 +154,7 @@ class Engine(Generation):
         """
         if not isinstance(owner, str):
             raise ValueError(f"owner must be text, got {owner!r}")
+        self._check_open()
         source = self.history.find(self._requests, request_id)
         if branch_id is None:
             branch_id = self._unused_id()
@@ -165,6 +167,10 @@ class Engine(Generation):
             self.committer.emit(branch_id, 0, request.stream.text, tuple(output))
             self.keep_outputs()
         return branch_id
+
+    def _check_open(self) -> None:
+        if self.runner is None:
+            raise ValueError("the engine was closed: make a new one")
 
     def _check_unused(self, name: str, request_id: Any) -> None:
         if not isinstance(request_id, str) or request_id in self._requests or not request_id or "#" in request_id:

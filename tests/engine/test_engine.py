@@ -606,6 +606,16 @@ def test_duplicate_and_reserved_ids():
     engine.close()
 
 
+def test_a_closed_engine_says_so_and_takes_nothing_in():
+    engine = tiny_engine()
+    (done,) = engine.generate([prompt(0, 4)], GREEDY)
+    engine.close()
+    for ask in (engine.add_request, engine.generate, engine.stream, lambda p: engine.branch(done.request_id, 2, 5)):
+        with pytest.raises(ValueError, match="was closed"):
+            ask(prompt(0, 4))
+    assert not engine.has_unfinished() and engine.step() == []
+
+
 def test_measured_cache_times_leave_no_trace():
     engine = tiny_engine()
     checked = Checked(engine)
