@@ -1,9 +1,12 @@
 """The third line of a step: logits become tokens, tokens become text, and whoever is done leaves."""
 
 import functools
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from engine.beams import BeamGroup, Beams
 from engine.events.types import Candidate, LogitsRecorded, RequestFinished, RequestForked, TokenSampled
@@ -236,10 +239,12 @@ class Committer:
             return
         values = logits[row].float()
         largest = values.max()
-        data = (values - largest).half().cpu().numpy()
+        # +inf is recorded as the limit that it is read as: what is at +inf is all there is (see engine.sampling.processors).
+        data = torch.where(values == largest, 0.0, values - largest).half().cpu().numpy()
+        most = float(largest)
         recorder.emit(
             LogitsRecorded, request_id=request.request_id, position=request.num_tokens, dtype="float16",
-            logits=data.astype("<f2").tobytes(), max_logit=float(largest),
+            logits=data.astype("<f2").tobytes(), max_logit=most if math.isfinite(most) else 0.0,
         )  # fmt: skip
         if left == 1:
             del recorder.watched_logits[request.request_id]

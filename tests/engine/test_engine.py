@@ -6,6 +6,7 @@ import os
 import random
 import signal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -589,6 +590,20 @@ def test_the_logits_of_a_sibling_can_be_watched_until_it_ends():
     checked.run()
     seen = [e.request_id for e in checked.events if isinstance(e, LogitsRecorded)]
     assert seen == [f"{request_id}#1"] * 5 and not engine.recorder.watched_logits
+
+
+def test_a_logit_of_plus_infinity_is_recorded_as_its_limit(monkeypatch):
+    engine = tiny_engine()
+    run = engine.runner.run
+    infinite = torch.zeros(engine.model_config.vocab_size)
+    infinite[[7, 11]] = torch.inf
+    monkeypatch.setattr(engine.runner, "run", lambda scheduled: run(scheduled) + infinite)
+    checked = Checked(engine)
+    engine.watch("logits", engine.add_request(prompt(0, 5), SamplingParams(seed=1, max_tokens=1)))
+    checked.run()
+    (recorded,) = [e for e in checked.events if isinstance(e, LogitsRecorded)]
+    logits = np.frombuffer(recorded.logits, "<f2").astype(np.float32) + recorded.max_logit
+    assert np.flatnonzero(logits > -np.inf).tolist() == [7, 11] and logits[7] == logits[11] == 0
 
 
 def test_duplicate_and_reserved_ids():
