@@ -101,7 +101,7 @@ def _slide_both(obj: Any, name: str, value: Any) -> None:
 
 
 def _number(obj: Any, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
         raise ValueError(f"{_label(obj)} takes a number, got {value!r}")
     if (obj.start is not None and value < obj.start) or (obj.end is not None and value > obj.end):
         raise ValueError(f"{_label(obj)} must lie in [{obj.start}, {obj.end}], got {value!r}")

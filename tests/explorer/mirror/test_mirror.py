@@ -236,7 +236,19 @@ def test_controls_obey_and_refuse():
     assert (several.value, switch.value, text.value, low_high.value) == (["c", "a"], True, "<b>", (4, 9))
     told = {spec["nodes"][id]["label"]: value for id, name, value in mirror.drain() if name == "value"}
     assert told["S"] == 2 and told["C"] == 1 and told["M"] == [2, 0] and told["R"] == (4, 9)
-    for label, value in (("T", "x"), ("T", 99), ("S", 3), ("S", True), ("C", -1), ("M", [7]), ("M", 1), ("Text", 5), ("R", [1])):
+    for label, value in (
+        ("T", "x"),
+        ("T", 99),
+        ("T", float("nan")),
+        ("n", float("nan")),
+        ("S", 3),
+        ("S", True),
+        ("C", -1),
+        ("M", [7]),
+        ("M", 1),
+        ("Text", 5),
+        ("R", [1]),
+    ):
         with pytest.raises(ValueError):
             mirror.apply([ids[label], "value", value])
     button.disabled = True
