@@ -11,6 +11,7 @@ result does not agree with plain torch, the engine goes on as it does for any nu
 The function reads weights as they are, while products of several rows want them packed: both are held. See ``unfit`` for when not.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import inspect
@@ -139,7 +140,10 @@ class SingleRow:
         elif not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name):
             self.state = "no C++ compiler (g++ or clang++) is here"
         else:
-            self._start()
+            try:
+                self._start()
+            except OSError as error:  # a cache that cannot be written, no room for another process
+                self._give_up(f"the compiler could not be started: {error}")
 
     def function(self) -> Function | None:
         """Takes the inputs of ``between_attentions`` as a list; its first three outputs count. None: not there (yet)."""
@@ -174,7 +178,8 @@ class SingleRow:
                 raise RuntimeError("its results differ from plain torch's")
         except Exception as error:  # whatever another torch's file does: it is only the faster way
             self._function = None
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a cache that cannot be written
+                self._path.unlink()
             self._give_up(f"the compiled function does not work: {error}")
         else:
             self.state = "compiled"

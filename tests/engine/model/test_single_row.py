@@ -111,6 +111,13 @@ def test_without_a_compiler_nothing_is_started(tmp_path: Path, monkeypatch) -> N
     assert row.function() is None and "no C++ compiler" in row.state and not list(tmp_path.iterdir())
 
 
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(single_row.shutil, "which", lambda name: "/bin/" + name)
+    (tmp_path / "file").write_text("")
+    row = SingleRow(SHAPE, tmp_path / "file" / "compiled")
+    assert row.function() is None and "could not be started" in row.state and row.state in caplog.text
+
+
 def test_the_compiler_ends_with_whoever_started_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(single_row.shutil, "which", lambda name: "/bin/" + name)
     row = SingleRow(SHAPE, tmp_path)
