@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, CustomJSTickFormatter, FixedTicker, HoverTool, Range1d
+from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, NumeralTickFormatter, Range1d
 from bokeh.models.annotations import Span
 
 from explorer.i18n import _
@@ -135,8 +135,8 @@ def positions_figure(p: float, k: int) -> PositionsFigure:
         span = Span(location=0, dimension="height", line_color=VERMILLION, line_width=1.5, line_dash="4 3", visible=False)
         plot.add_layout(span)
         made.here.append(span)
-    for plot in (sizes, ranks):  # 1, 10, 100: not 10⁰
-        plot.yaxis.formatter = CustomJSTickFormatter(code="return tick >= 1 ? tick.toLocaleString('en') : ''")
+    for plot in (sizes, ranks):  # 1, 10, 100: not 10⁰; no code as text, which a saved page forbids
+        plot.yaxis.formatter = NumeralTickFormatter(format="0,0")
         plot.yaxis.ticker = plot.ygrid.ticker = FixedTicker(ticks=[10**i for i in range(7)])
     for plot in (sizes, masses, nats):
         plot.xaxis.visible = False
