@@ -1,5 +1,5 @@
 // The transport bar: which step this browser looks at. One ESM file for Panel and for anywidget.
-// Python -> here: first, last, step, live, playing, speed, texts. Here -> Python: action = {seq, kind, value}.
+// Python -> here: first, last, step, live, playing, speed, past, texts. Here -> Python: action = {seq, kind, value}.
 
 const ICONS = {
   back: "M6 5h2.4v14H6zM20 5v14L9.6 12z",
@@ -20,6 +20,9 @@ const CSS = `
 .ct-transport svg { width: 20px; height: 20px; fill: currentColor; }
 .ct-transport input[type=range] { flex: 1 1 60px; min-width: 40px; height: 24px; margin: 0 4px; accent-color: var(--panel-primary-color); cursor: pointer; }
 .ct-transport output { flex: none; min-width: 9.5em; text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.ct-transport .past { flex: none; font-size: 12px; padding: 1px 8px; border-radius: 99px; white-space: nowrap; cursor: help; border: 1px solid var(--past);
+  background: color-mix(in srgb, var(--past) 18%, transparent); }
+.ct-transport .past[hidden] { display: none; }
 .ct-transport select { font: inherit; color: inherit; background: var(--panel-surface-color); border: 1px solid color-mix(in srgb, currentColor 22%, transparent);
   border-radius: 8px; height: 30px; flex: none; }
 .ct-transport .live { border: 1px solid color-mix(in srgb, currentColor 22%, transparent); padding: 0 12px; height: 30px; }
@@ -85,6 +88,9 @@ function render({ model, el }) {
   slider.addEventListener("input", () => { dragging = true; act("goto", Number(slider.value)); });
   slider.addEventListener("change", () => { dragging = false; });
   const label = document.createElement("output");
+  const past = document.createElement("span");
+  past.className = "past";
+  past.setAttribute("role", "status");
   const speed = document.createElement("select");
   speed.title = texts.speed;
   speed.setAttribute("aria-label", texts.speed);
@@ -96,7 +102,7 @@ function render({ model, el }) {
   live.title = texts.live;
   live.append(document.createElement("i"), texts.live_label);
   live.addEventListener("click", () => act("follow"));
-  bar.append(back, play, step, slider, label, speed, live);
+  bar.append(back, play, step, slider, past, label, speed, live);
   el.append(style, bar);
 
   function draw() {
@@ -115,10 +121,15 @@ function render({ model, el }) {
     for (const part of [back, play, step, slider]) part.disabled = none;
     back.disabled = none || shown <= first;
     step.disabled = none || shown >= last;
+    const badge = none ? {} : model.get("past") ?? {};
+    past.hidden = !badge.word;
+    past.textContent = badge.word ? `${badge.sign} ${badge.word}` : "";
+    past.title = badge.hint ?? "";
+    past.style.setProperty("--past", badge.colour ?? "transparent");
     label.textContent = none ? texts.none : texts.step_of.replace("{step}", shown.toLocaleString()).replace("{last}", last.toLocaleString());
     label.title = none ? "" : first <= 1 ? texts.all_kept : texts.kept.replace("{first}", first.toLocaleString());
   }
-  const names = ["first", "last", "step", "live", "playing", "speed"];
+  const names = ["first", "last", "step", "live", "playing", "speed", "past"];
   for (const name of names) model.on(`change:${name}`, draw);
   draw();
 

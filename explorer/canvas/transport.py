@@ -7,6 +7,7 @@ import param
 from explorer.base import Clock
 from explorer.canvas.base import HERE, Canvas
 from explorer.i18n import _
+from explorer.theme import BADGES
 
 TEXTS = {
     "bar": _("Time: which step this browser shows"),
@@ -37,6 +38,13 @@ RECORDED = {  # what is said otherwise of a recorded run
 }
 
 
+def replayed() -> dict[str, str]:
+    """The badge of a step in the past: what was measured then is read back from the record, on every card of the page."""
+    sign, colour, _meaning = BADGES["replayed"]
+    hint = _("You look at a step in the past: what the page calls measured was measured then and is read back from the record.")
+    return {"sign": sign, "colour": colour, "word": _("replayed"), "hint": hint}
+
+
 class Transport(Canvas):
     """Moves ``clock``; mirrors it and the range of recorded steps. ``sync`` is called whenever the store may have grown."""
 
@@ -49,12 +57,14 @@ class Transport(Canvas):
     live = param.Boolean(default=True)
     playing = param.Boolean(default=False)
     speed = param.Number(default=5.0)
+    past = param.Dict(default={}, doc="The badge of what shows, while that is a step in the past of a running engine.")
     texts = param.Dict(default=TEXTS)
 
     def __init__(self, clock: Clock, recorded: bool = False, **params: Any) -> None:
         """``recorded``: the steps are those of a saved run, and no engine makes new ones."""
         super().__init__(sizing_mode="stretch_width", margin=0, texts=TEXTS | RECORDED if recorded else TEXTS, **params)
         self._clock = clock
+        self._recorded = recorded
         clock.param.watch(self._mirror, ["step", "live", "playing", "speed"])
         self._mirror()
 
@@ -64,7 +74,8 @@ class Transport(Canvas):
 
     def _mirror(self, *_events: Any) -> None:
         clock = self._clock
-        self.param.update(step=clock.step, live=clock.live, playing=clock.playing, speed=clock.speed)
+        past = {} if clock.live or self._recorded else replayed()
+        self.param.update(step=clock.step, live=clock.live, playing=clock.playing, speed=clock.speed, past=past)
 
     def on_back(self, action: dict[str, Any]) -> None:
         self._clock.move(-1, self.first, self.last)

@@ -1,4 +1,5 @@
 from explorer.base import Clock
+from explorer.canvas.transport import Transport
 
 
 def test_live_shows_the_newest_step() -> None:
@@ -49,3 +50,14 @@ def test_time_passes_only_while_playing() -> None:
     clock = Clock(live=False, step=1)
     clock.advance(100, last=50)
     assert clock.step == 1
+
+
+def test_the_bar_says_that_a_step_in_the_past_is_replayed() -> None:
+    clock = Clock()
+    bar, recorded = Transport(clock), Transport(clock, recorded=True)
+    assert bar.past == {}
+    clock.goto(3, 1, 9)
+    assert bar.past["word"] == "replayed" and "record" in bar.past["hint"]
+    assert recorded.past == {}  # its page says so by every badge
+    clock.follow()
+    assert bar.past == {}
