@@ -26,7 +26,7 @@ class Answers:
 
     def __init__(self, rows: RunRows, store: Any, session: Any, clock: Clock) -> None:
         self.rows, self.store, self.session, self.clock = rows, store, session, clock
-        self.cards = TokenCards(self.select, self.stop)
+        self.cards = TokenCards(self.select, self.stop, recorded=session is None)
         self._drawn: set[str] = set()
         clock.param.watch(self._selection_moved, ["request_id", "token_index"])
 
@@ -61,6 +61,8 @@ class Answers:
             ops += self._statuses(rows.requests)
         elif self.clock.live:
             ops += self._statuses(rows.changed)
+        else:  # what ended meanwhile can no longer be stopped
+            ops += self._statuses(i for i in rows.changed if i in rows.requests and rows.requests[i].finished_step is not None)
         self.cards.ops(ops)
 
     @property
@@ -83,8 +85,8 @@ class Answers:
             view = state.requests.get(request_id)
             row = self.rows.requests.get(request_id)
             if view is not None:
-                running = view.status != "finished"
-                ops.append(["status", request_id, status_text(view), running, view.finish_reason == "error", True])
+                unfinished = row is not None and row.finished_step is None  # now, whatever it was at the step on the screen
+                ops.append(["status", request_id, status_text(view), unfinished, view.finish_reason == "error", True])
             elif row is not None and row.finished_step is not None and self.clock.live:
                 ops.append(["status", request_id, REASONS.get(row.reason, _("ended")), False, row.reason == "error", True])
             else:  # it has not arrived yet at the step on the screen

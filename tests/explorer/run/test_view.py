@@ -71,6 +71,22 @@ def test_stop_aborts_ones_own(desk: Desk, wire: Wire) -> None:
     assert wire.named("status")[-1][2:4] == ["1 token · stopped", False]
 
 
+def test_a_request_that_has_ended_since_has_no_stop_button_in_the_past(desk: Desk, wire: Wire) -> None:
+    owner = wire.view.clock.owner
+    desk.send(owner, max_tokens=6)
+    desk.send(owner, max_tokens=50)
+    desk.run(4)
+    wire.view.clock.goto(2, 1, 4)
+    wire.update()
+    assert {op[1]: op[3] for op in wire.named("status")} == {"r0": True, "r1": True}
+    desk.run(4)  # r0 ends while step 2 is looked at
+    wire.update()
+    assert [op[1:4] for op in wire.named("status")] == [["r0", "2 tokens", False]]
+    wire.view.clock.goto(3, 1, 8)
+    wire.update()
+    assert {op[1]: op[3] for op in wire.named("status")} == {"r0": False, "r1": True}
+
+
 def test_only_differences_travel_and_nothing_when_nothing_happened(desk: Desk, wire: Wire) -> None:
     desk.send(max_tokens=50)
     desk.run(20)
