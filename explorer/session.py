@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.messages import Died, Events, Finished, Loading, LoopState, Ready, Rejected
 from engine.process import EngineProcess
 from engine.request import SamplingParams
+from explorer import theme
 from explorer.i18n import _
 from explorer.store import EventStore
 
@@ -76,6 +77,7 @@ class Session:
         self.store = store if store is not None else EventStore()
         self.status = "new"
         self.message = ""
+        self.pausing = False  # a pause was asked for, and the engine has not answered yet
         self.fetching = False  # whether the model is on its way to this machine
         self._lock = threading.RLock()
         self._viewers: dict[str, Viewer] = {}
@@ -186,13 +188,14 @@ class Session:
                 self._asked.pop(message.request_id, None)
 
     def _loop_state(self, message: LoopState) -> None:
+        self.pausing = False
         if self.status in ("running", "paused"):
             self.status = "paused" if message.paused else "running"
 
     def _died(self, message: Died) -> None:
         last = message.stderr.strip().splitlines()[-1:] if message.stderr else []
         with self._lock:
-            self.status = "died"
+            self.status, self.pausing = "died", False
             why = message.error.rstrip(".")
             if message.returncode is None:  # an engine of this process
                 self.message = _("{why}. What it recorded is still here.").format(why=why[:1].upper() + why[1:])
@@ -219,6 +222,7 @@ class Session:
         with self._lock:
             owner = f"guest-{next(self._numbers)}"
             self._viewers[owner] = Viewer(owner)
+            theme.arrived(owner)
             first = len(self._viewers) == 1 and self.status in ("running", "paused")
         if first:
             self._if_it_runs(lambda: self.process.watch("tokens", top=WATCH_TOP))
@@ -230,6 +234,7 @@ class Session:
             if self._viewers.pop(owner, None) is None:
                 return
             self._left.add(owner)
+            theme.left(owner)
             self._asked = {request_id: who for request_id, who in self._asked.items() if who != owner}
             running, empty = self.status in ("running", "paused"), not self._viewers
         # Also while the engine loads: it obeys in order, so what was sent before is taken back before it runs.
@@ -302,9 +307,11 @@ class Session:
 
     def pause(self, owner: str) -> None:
         """Pause the engine's own loop, for everybody."""
+        self.pausing = True  # before it is sent: the answer may be read at once
         self._telling(owner, self.process.pause)
 
     def resume(self, owner: str) -> None:
+        self.pausing = False
         self._telling(owner, self.process.resume)
 
     def step(self, owner: str, count: int = 1) -> None:

@@ -7,6 +7,8 @@ also has a label, a pattern or a hover. Light and dark are not handled here colo
 
 import html
 import math
+import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,7 +24,8 @@ BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY = "#0072b2", "#e69f00", "#009e73", 
 GREY = "#8a8f98"
 ACCENT = {"light": BLUE, "dark": SKY}  # the one accent; sky has the contrast that blue lacks on a dark ground
 
-OWNER_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY)
+# Okabe and Ito's six, then four of Paul Tol's kind for those who come after.
+OWNER_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY, "#882255", "#999933", "#6a5acd", "#8c5a2b")
 PHASE_COLOURS = {"waiting": GREY, "prefill": ORANGE, "decode": BLUE, "preempted": VERMILLION}
 
 # Material UI's own theme: typography and radius once, the accent for each mode.
@@ -41,16 +44,45 @@ MUI_THEME: dict[str, Any] = {
 # --------------------------------------------------------------------------------------------------- owners and requests
 
 _OWNERS_KEPT = 4096  # a server that runs for weeks sees many browsers
-_owners: dict[str, int] = {}
+_owners: dict[str, int] = {}  # owner -> place in the palette
+_present: set[str] = set()
+_owners_lock = threading.Lock()  # the browsers of a server with several threads come and go side by side
 
 
 def owner_colour(owner: str) -> str:
-    """The owner's colour as #rrggbb: the next of the palette for whoever is seen for the first time, then always that one."""
+    """The owner's colour as #rrggbb: whoever is seen for the first time gets the one that the fewest have, then always that one."""
+    place = _owners.get(owner)
+    if place is None:
+        with _owners_lock:
+            place = _place(owner)
+    return OWNER_COLOURS[place]
+
+
+def arrived(owner: str) -> None:
+    """Somebody is here now: their colour is nobody else's who is here, while the palette has one left. The owners of recorded
+    runs have colours too, and take none away from those who are here."""
+    with _owners_lock:
+        _present.add(owner)
+        if _owners.get(owner) in {_owners.get(other) for other in _present - {owner}}:
+            del _owners[owner]  # one of its name was in a recorded run
+        _place(owner)
+
+
+def left(owner: str) -> None:
+    """They are gone. What they sent keeps its colour, which another may get now."""
+    with _owners_lock:
+        _present.discard(owner)
+
+
+def _place(owner: str) -> int:
     if owner not in _owners:
         if len(_owners) >= _OWNERS_KEPT:
-            _owners.clear()
-        _owners[owner] = len(_owners)
-    return OWNER_COLOURS[_owners[owner] % len(OWNER_COLOURS)]
+            for other in _owners.keys() - _present:
+                del _owners[other]
+        here = Counter(_owners[other] for other in _present if other in _owners)
+        known = Counter(_owners.values())
+        _owners[owner] = min(range(len(OWNER_COLOURS)), key=lambda place: (here[place], known[place], place))
+    return _owners[owner]
 
 
 def request_colour(owner: str, ordinal: int) -> str:
@@ -121,6 +153,8 @@ BADGES: dict[str, tuple[str, str, str]] = {
 }
 
 
+# Set while a view is built that goes into a file, where a click is answered by nobody.
+in_file: ContextVar[bool] = ContextVar("in_file", default=False)
 # Set by every view when it is made: what a recorded run has measured is replayed.
 replaying: ContextVar[bool] = ContextVar("replaying", default=False)
 
@@ -162,8 +196,10 @@ def heading(title: str, kinds: str | Iterable[str] = (), hint: str = "") -> str:
     return f"<h2>{html.escape(title)} {''.join(badge(kind) for kind in kinds)}</h2>{below}"
 
 
-def card(title: str, *children: Any, kinds: str | Iterable[str] = (), hint: str = "", **params: Any) -> pn.Column:
-    """A titled frame around ``children``; ``kinds`` are provenance badges, ``hint`` one line of explanation."""
+def card(title: str, *children: Any, kinds: str | Iterable[str] = (), hint: str = "", acts: str = "", **params: Any) -> pn.Column:
+    """A titled frame around ``children``; ``kinds`` are provenance badges, ``hint`` one line of explanation, ``acts`` what a click or
+    the pointer does there: it follows the hint, except in a file."""
+    hint = hint if in_file.get() else f"{hint} {acts}".strip()
     params.setdefault("sizing_mode", "stretch_width")
     params.setdefault("margin", (0, 0, 16, 0))
     top = [pane(heading(title, kinds, hint), margin=(0, 0, 10, 0))] if title else []

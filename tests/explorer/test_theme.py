@@ -32,6 +32,34 @@ def test_owners_keep_their_colours_and_differ() -> None:
     assert [theme.owner_colour(name) for name in reversed(names)] == colours[::-1]
 
 
+def test_those_who_are_here_differ_whoever_else_has_a_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theme, "_owners", {})
+    monkeypatch.setattr(theme, "_present", set())
+    theme.arrived("guest-1")
+    first = theme.owner_colour("guest-1")
+    for name in ("ann", "bob", "cem", "guest-4"):  # of a recorded run that somebody opened
+        theme.owner_colour(name)
+    for number in range(2, 6):
+        theme.arrived(f"guest-{number}")
+    theme.left("guest-2")
+    gone = theme.owner_colour("guest-2")
+    for number in range(6, 10):
+        theme.arrived(f"guest-{number}")
+    here = [theme.owner_colour(f"guest-{number}") for number in (1, *range(3, 10))]
+    assert len(set(here)) == 8 and here[0] == first
+    assert theme.owner_colour("guest-2") == gone
+
+
+def test_more_people_than_colours_share_them_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theme, "_owners", {})
+    monkeypatch.setattr(theme, "_present", set())
+    monkeypatch.setattr(theme, "_OWNERS_KEPT", 12)
+    for number in range(20):
+        theme.arrived(f"guest-{number}")
+    colours = [theme.owner_colour(f"guest-{number}") for number in range(20)]
+    assert all(colours.count(colour) == 2 for colour in theme.OWNER_COLOURS)
+
+
 def test_requests_of_one_owner_have_different_shades() -> None:
     assert len({theme.request_colour("test-owner-0", i) for i in range(4)}) == 4
     assert theme.mix("#000000", "#ffffff", 0.5) == "#808080"
