@@ -4,6 +4,7 @@ import copy
 import re
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -156,3 +157,45 @@ def test_each_notebook_points_to_the_next() -> None:
     names = list(BOOKS)
     for this, following in pairwise(names):
         assert f"]({following}.ipynb)" in BOOKS[this].cells[-1].source
+
+
+# --------------------------------------------------------------------------------------------------- what single cells say
+
+
+def cell_of(name: str, cell_id: str) -> str:
+    (source,) = (cell.source for cell in BOOKS[name].cells if cell.id == cell_id)
+    return str(source)
+
+
+def test_the_overview_of_a_run_shows_a_usual_step_and_counts_steps() -> None:
+    """On four events: three steps until the first token, then pauses of 5, 90 and 7 ms, of which 7 is the usual one."""
+    said: dict[str, Any] = {}
+    there: dict[str, Any] = {"table": lambda columns, rows, **more: said.update(columns=columns, rows=rows), "median": median}
+    there |= {"RequestAdded": Came, "TokenSampled": Wrote, "log": [Came(2), Wrote(5, 0, 400.0)]}
+    there["log"] += [Wrote(6, 1, 5.0), Wrote(9, 2, 90.0), Wrote(10, 3, 7.0)]
+    exec(cell_of("02_reading_a_run", "overview"), there)
+    (row,) = (dict(zip(said["columns"], row, strict=True)) for row in said["rows"])
+    assert row["usual pause, ms"] == 7.0 and row["longest pause, ms"] == 90.0 and row["arrived after step"] == 2
+    assert there["seen"]["r"]["ttft_steps"] == 3 and there["seen"]["r"]["pause_steps"] == 3
+
+
+class Came:
+    def __init__(self, step: int) -> None:
+        self.request_id, self.step, self.prompt_token_ids = "r", step, [1, 2, 3]
+
+
+class Wrote:
+    def __init__(self, step: int, index: int, step_ms: float) -> None:
+        self.request_id, self.step, self.index, self.step_ms = "r", step, index, step_ms
+
+
+def test_a_claim_about_the_first_word_rests_on_what_cannot_be_noisy() -> None:
+    budgets, claim = cell_of("02_reading_a_run", "chunk-budgets"), cell_of("02_reading_a_run", "stall-answer")
+    assert "steps to summary's first token" in budgets and "ms (noisy)" in budgets
+    assert "fewer steps" in claim and "noisy" in claim and "first word" not in claim
+
+
+def test_steps_of_the_warm_up_are_explained() -> None:
+    """What the cell that stages the run sends after 0, 4 and 6 steps stands in the log two steps later."""
+    assert "max_tokens=2" in cell_of("02_reading_a_run", "stage")
+    assert "after steps 2, 6 and 8" in cell_of("02_reading_a_run", "overview-text")
