@@ -301,7 +301,11 @@ class Desk(w.VBox):
         """A widget lives until it is closed or the kernel ends; then other threads may hold locks for good, so none is taken."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({(self.source.session and self.source.session.status) or 'recorded'}, step {self.step})"
+        session = self.source.session
+        status = session.status if session is not None else "recorded"
+        if session is not None and session.pausing and status == "running":
+            status = "paused"  # asked for; the engine's answer is on its way
+        return f"{type(self).__name__}({status}, step {self.step})"
 
 
 def _live_knobs(page: Page) -> tuple[str, ...]:

@@ -169,10 +169,21 @@ def test_unknown_keywords_and_sources_are_refused(run: Bench) -> None:
         explorer.RunView(42)
     with pytest.raises(OSError):
         Explorer.load("there/is/no.such")
-    with pytest.raises(ValueError, match="unknown EngineConfig field 'modle'"):
-        explorer.explore(modle="x")
+    with pytest.raises(ValueError, match=r"unknown argument 'promt' .*; known: prompt, params, chat, model, .*max_num_seqs"):
+        explorer.explore(promt="x")
     with pytest.raises(ValueError, match="prompt must be"):
         explorer.explore(prompt=[3])
+
+
+def test_a_view_that_was_paused_says_so_at_once(run: Bench) -> None:
+    widget = explorer.RunView(run.session, paused=True)
+    assert run.session.status == "running"  # the engine's answer was not read yet
+    assert repr(widget) == "RunView(paused, step 10)"
+    run.deliver()
+    assert repr(widget) == "RunView(paused, step 10)"
+    widget.resume()
+    run.deliver()
+    assert repr(widget) == "RunView(running, step 10)" and not run.session.pausing
 
 
 def test_links_of_ipywidgets_work(run: Bench) -> None:
