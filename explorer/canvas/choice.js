@@ -56,6 +56,7 @@ const make = (tag, className, text) => {
   return made;
 };
 const percent = (p) => (p === null ? "–" : p === 0 ? "0" : p >= 0.0995 ? `${(100 * p).toFixed(1)} %` : p >= 0.0001 ? `${(100 * p).toPrecision(2)} %` : "< 0.01 %");
+const significant = (p) => String(Number(p.toPrecision(3))); // 0.00161, 1, 1.2e-9
 const visible = (text) => (text === "" ? "∅" : text.replace(/ /g, "·").replace(/\r?\n/g, "↵").replace(/\t/g, "⇥"));
 const fill = (text, values) => text.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
 
@@ -116,7 +117,7 @@ function render({ model, el }) {
       const name = make("td", "name");
       name.append(make("b", "", visible(row.text)));
       tr.append(told(name, `${JSON.stringify(row.text)}\n${fill(texts.token_id, { id: row.id })}`));
-      row.shares.forEach((p, i) => tr.append(share(p, most, place(i), `${data.columns[i][1]}\np = ${p === null ? texts.unknown : p}`)));
+      row.shares.forEach((p, i) => tr.append(share(p, most, place(i), `${data.columns[i][1]}\np = ${p === null ? texts.unknown : significant(p)}`)));
       const why = row.lands && data.u !== null ? texts.lands : row.chosen ? texts.chosen : row.removed && `✕ ${row.removed}`;
       const end = make("td", "why", why || "");
       if (row.removed) told(end, fill(texts.removed, { name: row.removed }));
@@ -125,7 +126,7 @@ function render({ model, el }) {
     }
     const others = make("tr", "others");
     others.append(make("td", "name", fill(texts.others, { n: data.numOthers.toLocaleString("en") })));
-    data.others.forEach((p, i) => others.append(share(p, most, place(i), `${data.columns[i][1]}\np = ${p === null ? texts.unknown : p}`)));
+    data.others.forEach((p, i) => others.append(share(p, most, place(i), `${data.columns[i][1]}\np = ${p === null ? texts.unknown : significant(p)}`)));
     others.append(make("td", "why"));
     made.append(others);
     frame.append(made);
@@ -149,20 +150,20 @@ function render({ model, el }) {
       const here = data.u === null ? at === 0 : data.u >= at && data.u < at + p;
       if (here) piece.classList.add("lands");
       piece.dataset.id = id;
-      pieces.append(told(piece, `${JSON.stringify(text)}\n${fill(texts.token_id, { id })}\np = ${p}\n[${at.toFixed(5)}, ${(at + p).toFixed(5)})`));
+      pieces.append(told(piece, `${JSON.stringify(text)}\n${fill(texts.token_id, { id })}\np = ${significant(p)}\n[${at.toFixed(5)}, ${(at + p).toFixed(5)})`));
       at += p;
     }
     if (data.numRest > 0 && data.rest > 0) {
       const label = fill(texts.rest, { n: data.numRest.toLocaleString("en") });
       const piece = make("div", `piece rest${data.u !== null && data.u >= at ? " lands" : ""}`, data.rest > 0.12 ? label : "");
       piece.style.width = `${100 * data.rest}%`;
-      pieces.append(told(piece, `${label}\np = ${data.rest}\n[${at.toFixed(5)}, 1)`));
+      pieces.append(told(piece, `${label}\np = ${significant(data.rest)}\n[${at.toFixed(5)}, 1)`));
     }
     stack.append(pieces);
     if (data.u !== null) {
       const dart = make("div", "dart");
       dart.style.left = `calc(${100 * data.u}% - 1px)`;
-      stack.append(told(dart, `u = ${data.u}`));
+      stack.append(told(dart, `u = ${data.u.toFixed(6)}`));
     }
     const scale = make("div", "scale");
     for (const mark of ["0", "0.25", "0.5", "0.75", "1"]) scale.append(make("span", "", mark));

@@ -30,7 +30,8 @@ const make = (tag, className, text) => {
   if (text !== undefined) made.textContent = text;
   return made;
 };
-const shade = (nats) => `${Math.round(9 * Math.min(8, Math.max(0, nats / Math.LN2)))}%`; // 8 bits and more: the strongest
+const OPEN = 6; // nats of entropy from which on the shade is the strongest
+const shade = (nats) => `${Math.round((72 * Math.min(OPEN, Math.max(0, nats))) / OPEN)}%`;
 const visible = (text) => text.replace(/\r?\n/g, "↵\n").replace(/\t/g, "⇥\t");
 const marked = (text) => (text === "" ? "∅" : text.replace(/ /g, "·").replace(/\r?\n/g, "↵"));
 const percent = (p) => (p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : p >= 0.0001 ? `${(100 * p).toPrecision(2)} %` : "< 0.01 %");
@@ -53,9 +54,9 @@ function render({ model, el }) {
   function frame() {
     const legend = make("div", "legend");
     legend.append(make("span", "", texts.legend));
-    for (const bits of [0, 2, 4, 8]) {
-      const chip = make("span", "chip", bits === 8 ? "≥ 8 bit" : `${bits} bit`);
-      chip.style.setProperty("--s", shade(bits * Math.LN2));
+    for (const nats of [0, 1.5, 3, OPEN]) {
+      const chip = make("span", "chip", nats === OPEN ? `≥ ${nats} nat` : `${nats} nat`);
+      chip.style.setProperty("--s", shade(nats));
       legend.append(chip);
     }
     text = make("div", "text");

@@ -40,7 +40,8 @@ def first_difference(a: Track, b: Track) -> int | None:
 def side_by_side(store: Any, rows: SamplingRows, a: Track, b: Track) -> SideBySide:
     """``a`` and ``b`` have the same prompt. What a branch took over was chosen in the request that it left."""
     index = first_difference(a, b)
-    changed = differences(a.sampling, b.sampling, (*SHAPING, "seed"))
+    greedy = all(t.sampling.get("temperature") == 0 for t in (a, b))  # no dart is thrown: their seeds say nothing
+    changed = differences(a.sampling, b.sampling, SHAPING if greedy else (*SHAPING, "seed"))
     if index is None:
         return SideBySide(a, b, None, changed, None)
     position = a.num_prompt_tokens + index
@@ -48,7 +49,7 @@ def side_by_side(store: Any, rows: SamplingRows, a: Track, b: Track) -> SideBySi
     if events[0] is None or events[1] is None:
         forced = next((t for t in (a, b) if t.branched_at == position), None)
         words = (
-            _("{id} was forced to this token").format(id=forced.request_id)
+            _("request {id} was forced to this token").format(id=forced.request_id)
             if forced is not None
             else _("how this token was chosen is no longer kept")
         )
@@ -79,7 +80,8 @@ def pair_html(pair: SideBySide) -> str:
             n=pair.index + 1, position=pair.a.num_prompt_tokens + pair.index
         )
         facts = "".join(f"<li>{html.escape(fact)}</li>" for fact in pair.cause.facts)
-        why = f'<p class="sa-line"><b>{html.escape(where)}</b> {html.escape(pair.cause.words)}.</p>'
+        words = pair.cause.words[:1].upper() + pair.cause.words[1:]
+        why = f'<p class="sa-line"><b>{html.escape(where)}</b> {html.escape(words)}.</p>'
         why += f'<ul class="sa-facts">{facts}</ul>' if facts else ""
     texts = "".join(_text_html(track, pair.index) for track in (pair.a, pair.b))
     return f'<div class="sa-pair">{texts}</div>{told}{why}'

@@ -240,7 +240,15 @@ def test_two_requests_side_by_side_tell_the_cause() -> None:
     assert pairs.partners(rows.tracks, rows.tracks["a"]) == [rows.tracks["b"]]
     pair = pairs.side_by_side(store, rows, rows.tracks["a"], rows.tracks["b"])
     assert pair.index == 0 and pair.cause is not None and pair.cause.kind == "distribution"
-    assert "temperature: 0.2 → 2.0" in pairs.pair_html(pair)
+    told = pairs.pair_html(pair)
+    assert "temperature: 0.2 → 2.0" in told and "</b> The distribution moved" in told
+
+
+@pytest.mark.parametrize(("temperature", "said"), [(0.0, "Set differently: nothing."), (0.5, "Set differently: seed: 1 → 2.")])
+def test_seeds_of_two_greedy_requests_are_no_difference(temperature: float, said: str) -> None:
+    rows = fed(added("a", temperature=temperature, seed=1), added("b", temperature=temperature, seed=2))
+    pair = pairs.side_by_side(EventStore(), rows, rows.tracks["a"], rows.tracks["b"])
+    assert said in pairs.pair_html(pair)
 
 
 def test_a_forced_token_is_said_to_be_forced() -> None:
