@@ -13,6 +13,7 @@ from engine.events.types import (
     BlockCopied,
     EngineStarted,
     Event,
+    KnobChanged,
     PoolResized,
     PrefixLookup,
     RequestFinished,
@@ -42,6 +43,7 @@ class UsageRows:
         self._computed: dict[str, int] = {}  # requests that hold blocks -> tokens in the cache
         self._one_tail: list[set[str]] = []  # siblings (n > 1) whose last block is still the same physical one
         self._after = -1  # events up to this step are in already
+        self.emptied = False  # whether the prefix cache was emptied since the engine started
         self._gone: set[str] = set()  # ran in the step under way, but hold nothing at its end
 
     def rows(self, events: Iterable[Event]) -> dict[str, list[float]]:
@@ -68,6 +70,7 @@ class UsageRows:
         self.num_blocks = int(started.config.get("num_kv_blocks") or 0)
 
     def _take(self, event: Event) -> tuple[float, ...] | None:
+        self.emptied = self.emptied or empties(event)
         if event.step <= self._after and not isinstance(event, EngineStarted):
             return None
         if isinstance(event, StepDone):
@@ -165,16 +168,26 @@ class Lookup:
     recompute: bool
 
 
-def lookups(events: Iterable[Event], block_size: int) -> list[Lookup]:
-    return [
-        Lookup(e.step, e.request_id, e.num_tokens, e.num_hit_tokens, tuple(e.block_ids), in_words(e, block_size), e.recompute)
-        for e in events
-        if isinstance(e, PrefixLookup)
-    ]
+def lookups(events: Iterable[Event], block_size: int, emptied: bool = False) -> list[Lookup]:
+    """``emptied``: whether the prefix cache was emptied before these events."""
+    found = []
+    for e in events:
+        emptied = not isinstance(e, EngineStarted) and (emptied or empties(e))
+        if isinstance(e, PrefixLookup):
+            words = in_words(e, block_size, emptied)
+            found.append(Lookup(e.step, e.request_id, e.num_tokens, e.num_hit_tokens, tuple(e.block_ids), words, e.recompute))
+    return found
 
 
-def in_words(lookup: PrefixLookup, block_size: int) -> str:
-    """Why the hit was no longer than it was, for a reader who has never seen a prefix cache."""
+def empties(event: Event) -> bool:
+    """Whether the prefix cache forgets everything here: the pool is built anew, or prefix caching is switched off."""
+    off = isinstance(event, KnobChanged) and event.name == "enable_prefix_caching" and not event.new
+    return off or isinstance(event, PoolResized)
+
+
+def in_words(lookup: PrefixLookup, block_size: int, emptied: bool = False) -> str:
+    """Why the hit was no longer than it was, for a reader who has never seen a prefix cache. ``emptied``: whether the cache was
+    emptied before, so that nobody can tell what was sent."""
     asked, hit = lookup.num_tokens, lookup.num_hit_tokens
     again = _("After a preemption: ") if lookup.recompute else ""
     if not lookup.miss_reason:
@@ -186,7 +199,16 @@ def in_words(lookup: PrefixLookup, block_size: int) -> str:
         )
         return _sentence(again + there.format(n=left))
     start = again + _("the first {n} tokens were there; then ").format(n=hit) if hit else again
-    new = _("the rest is new text") if hit else _("nobody sent this beginning before")
+    if emptied:
+        new = _("new text, or cached before the pool was built anew or prefix caching was off")
+    elif lookup.recompute:
+        new = (
+            _("what it had computed itself is not in the cache any more")
+            if not hit
+            else _("the rest is not in the cache any more")
+        )
+    else:
+        new = _("the rest is new text") if hit else _("nobody sent this beginning before")
     short = _("too short: only full blocks of {size} tokens are cached, and one token is always computed.")
     reason = {
         "disabled": _("prefix caching is switched off, so nothing was looked up."),

@@ -151,14 +151,14 @@ class KVCacheView(ExplorerView):
             if isinstance(event, EngineStarted):  # a new engine: what the old one did is over
                 self._restart(event)
                 events = events[i:]
-        new = self.usage.rows(events)
+        emptied, new = self.usage.emptied, self.usage.rows(events)
         self.used.add(new)
         for values in zip(*new.values(), strict=True):
             self.last_row = dict(zip(usage.COLUMNS, values, strict=True))
             self._rows_by_step[int(self.last_row["step"])] = self.last_row
         while len(self._rows_by_step) > 20_000:
             del self._rows_by_step[next(iter(self._rows_by_step))]
-        self.lookups.extend(usage.lookups(events, self.usage.block_size))
+        self.lookups.extend(usage.lookups(events, self.usage.block_size, emptied))
         self.texts.learn(events)
         for event in events:
             if isinstance(event, PoolResized):

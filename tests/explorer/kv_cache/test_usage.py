@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from engine.events.types import PrefixLookup
+from engine.events.types import KnobChanged, PoolResized, PrefixLookup
 from explorer.kv_cache import usage
 from tests.explorer.kv_cache.pool_events import PoolSim
 
@@ -127,3 +127,20 @@ def test_lookups_and_their_share():
     assert [(row.asked, row.hit) for row in found] == [(40, 10), (60, 40)]
     assert usage.hit_share(found) == 0.5
     assert usage.hit_share([]) is None
+
+
+def test_nobody_is_said_to_have_sent_nothing_once_the_cache_was_emptied():
+    miss, again = lookup(40, 0, "no such prefix"), lookup(40, 0, "no such prefix", recompute=True)
+    (own,) = usage.lookups([again], 16)
+    assert "what it had computed itself is not in the cache any more" in own.words
+    resized = PoolResized(step=1, time_ns=0, num_blocks=8, block_size=16, kv_bytes_per_block=1, kv_pool_bytes=8)
+    off = KnobChanged(step=1, time_ns=0, name="enable_prefix_caching", old=True, new=False)
+    for emptying in (resized, off):
+        first, *later = usage.lookups([miss, emptying, miss, again], 16)
+        assert "nobody sent" in first.words
+        assert all("before the pool was built anew" in row.words for row in later)
+        rows = usage.UsageRows()
+        rows.rows([emptying])
+        assert rows.emptied
+    (later,) = usage.lookups([miss], 16, emptied=True)
+    assert "nobody sent" not in later.words
