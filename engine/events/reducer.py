@@ -296,8 +296,12 @@ def _block_evicted(state: "State", e: BlockEvicted) -> None:
 
 
 def _prefix_lookup(state: "State", e: PrefixLookup) -> None:
+    """It is asked when a request gets its place in the batch: from here on it runs, though its first tokens come with StepDone."""
+    view = state._view(e.request_id)
+    if view.status != "finished":
+        view.status = "running"
     if not e.recompute:
-        state._view(e.request_id).num_cached_tokens = e.num_hit_tokens
+        view.num_cached_tokens = e.num_hit_tokens
 
 
 def _knob_changed(state: "State", e: KnobChanged) -> None:

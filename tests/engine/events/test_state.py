@@ -165,6 +165,20 @@ def test_finished_requests_are_kept_within_a_bound() -> None:
     assert state.live == []
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_request_runs_from_its_look_up_on(recompute: bool) -> None:
+    """Between its place in the batch and the end of that step it holds blocks: neither waiting nor preempted."""
+    state = start().apply_all([added()])
+    if recompute:
+        state.apply(t.RequestPreempted(**NOW, request_id="r", num_computed_tokens=0, for_request_id="r"))
+    assert state.requests["r"].status == ("preempted" if recompute else "waiting")
+    found = t.PrefixLookup(
+        **NOW, request_id="r", num_tokens=3, num_hit_tokens=0, block_ids=[], miss_reason="no such prefix", recompute=recompute
+    )
+    state.apply_all([found, t.BlockAllocated(**NOW, request_id="r", block_ids=[0], first_index=0)])
+    assert (state.requests["r"].status, state.requests["r"].block_ids) == ("running", [0])
+
+
 def test_sampling_and_knobs_and_pool_changes() -> None:
     state = start()
     state.apply_all([
