@@ -24,6 +24,10 @@ TEXTS = {
     "entropy": _("entropy"),
     "nucleus": _("tokens kept"),
 }
+RECORDED = {  # what is said otherwise of a recorded run
+    "branch": _("{token} was not taken; only a running engine can go on from it"),
+    "waiting": _("No token yet at this step."),
+}
 
 
 class TokenStrip(Canvas):
@@ -38,8 +42,11 @@ class TokenStrip(Canvas):
     empty = param.String(default="")
     texts = param.Dict(default=TEXTS)
 
-    def __init__(self, select: Callable[[int | None], None], branch: Callable[[int, int], None], **params: Any) -> None:
-        super().__init__(sizing_mode="stretch_width", margin=0, **params)
+    def __init__(
+        self, select: Callable[[int | None], None], branch: Callable[[int, int], None], recorded: bool = False, **params: Any
+    ) -> None:
+        """``recorded``: the tokens are those of a saved run, which nothing can go on from."""
+        super().__init__(sizing_mode="stretch_width", margin=0, texts=TEXTS | RECORDED if recorded else TEXTS, **params)
         self._select, self._branch = select, branch
 
     def on_select(self, action: dict[str, Any]) -> None:

@@ -25,6 +25,9 @@ TEXTS = {
     "rank": _("rank"),
     "ms": _("since the token before"),
 }
+RECORDED = {  # what is said otherwise of a recorded run
+    "empty": _("No request yet at this step of the recorded run: step forward, or play on."),
+}
 
 
 class TokenCards(Canvas):
@@ -35,8 +38,15 @@ class TokenCards(Canvas):
 
     texts = param.Dict(default=TEXTS)
 
-    def __init__(self, select: Callable[[str | None, int | None], None], stop: Callable[[str], None], **params: Any) -> None:
-        super().__init__(sizing_mode="stretch_width", margin=0, **params)
+    def __init__(
+        self,
+        select: Callable[[str | None, int | None], None],
+        stop: Callable[[str], None],
+        recorded: bool = False,
+        **params: Any,
+    ) -> None:
+        """``recorded``: the requests are those of a saved run, and nobody can send another."""
+        super().__init__(sizing_mode="stretch_width", margin=0, texts=TEXTS | RECORDED if recorded else TEXTS, **params)
         self._select, self._stop = select, stop
         self.ready = False  # until the browser has drawn, nothing is sent
         self.due = False  # it has drawn and waits for everything

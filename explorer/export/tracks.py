@@ -12,6 +12,7 @@ from typing import Any
 from explorer.base import Clock
 from explorer.mirror import Mirror, to_text
 from explorer.pages import PAGES, Page
+from explorer.theme import in_file
 
 MAX_FRAMES = 400  # steps that are kept of a long run
 
@@ -43,7 +44,11 @@ def frames_of(first: int, last: int, limit: int = MAX_FRAMES) -> list[int]:
 def record(store: Any, page: Page, steps: list[int]) -> Recording:
     """Walk a page of the run in ``store`` through ``steps``. RuntimeError where a view changes by anything but assignment."""
     clock = Clock(step=steps[0], live=False)
-    view = page.build(store, None, clock)
+    token = in_file.set(True)
+    try:
+        view = page.build(store, None, clock)
+    finally:
+        in_file.reset(token)
     mirror = Mirror(view)
     try:
         mirror.spec()

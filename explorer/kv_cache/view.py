@@ -16,7 +16,7 @@ from explorer.base import Clock, ExplorerView
 from explorer.canvas.blockmap import BlockMap
 from explorer.canvas.blocktable import BlockTable
 from explorer.i18n import _, ngettext
-from explorer.kv_cache import arithmetic, rows, usage
+from explorer.kv_cache import arithmetic, rows, usage, words
 from explorer.kv_cache.figure import TIMING_LINES, USAGE_LINES, Line, legend_html, timing_figure, usage_figure
 from explorer.kv_cache.scenes import SCENES, Director
 from explorer.theme import card, empty, grid, pane, request_colour
@@ -24,10 +24,7 @@ from explorer.theme import card, empty, grid, pane, request_colour
 CSS = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 LOOKUPS = 200  # look-ups remembered
 LOOKUPS_SHOWN = 40
-HINT_MAP = _(
-    "Each square is one physical block. Its height of colour is how full it is. Hover or use the arrow keys; click to select."
-)
-NOTHING = _("No request holds a block now. Press one of the scenes above, or send a prompt on the Run page.")
+HINT_MAP = _("Each square is one physical block. Its height of colour is how full it is.")
 
 
 class KVCacheView(ExplorerView):
@@ -37,6 +34,7 @@ class KVCacheView(ExplorerView):
         super().__init__(store, session, clock, **params)
         self.mapper = rows.PoolMapper()
         self.usage = usage.UsageRows()
+        self.words = words.LIVE if session is not None else words.RECORDED
         self.texts = rows.TokenTexts(getattr(session, "token_text", None))
         self.lookups: deque[usage.Lookup] = deque(maxlen=LOOKUPS)
         self.timed: CacheTimed | None = None
@@ -58,7 +56,7 @@ class KVCacheView(ExplorerView):
         self.map = BlockMap()
         self.map.param.watch(self._block_clicked, "selected")
         self.map.param.watch(lambda _event: self._describe(), "hovered")
-        self.table = BlockTable(message=NOTHING)
+        self.table = BlockTable(message=self.words["tables"])
         self.table.param.watch(self._table_clicked, ["selected_request", "selected_block"])
         self.now = pane(css=CSS, margin=(0, 0, 8, 0))
         self.used = usage_figure()
@@ -72,7 +70,8 @@ class KVCacheView(ExplorerView):
         self._draw_timing()
         left = [
             card(_("Block tables"), self.table, kinds="measured", margin=0,
-                 hint=_("For each request: logical block (small) → physical block. Striped ones are shared; click one to find it on the map.")),
+                 hint=_("For each request: logical block (small) → physical block. Striped ones are shared."),
+                 acts=_("Click one to find it on the map.")),
             card(_("Prefix look-ups"), self.found, kinds="measured", margin=0,
                  hint=_("What each request asked of the prefix cache when it was admitted, and what it got.")),
         ]  # fmt: skip
@@ -85,7 +84,8 @@ class KVCacheView(ExplorerView):
         ]  # fmt: skip
         self._layout = pn.Column(
             *([self._scene_card()] if self.director is not None else []),
-            card(_("All physical blocks"), self.now, self.map, kinds="measured", hint=HINT_MAP),
+            card(_("All physical blocks"), self.now, self.map, kinds="measured", hint=HINT_MAP,
+                 acts=_("Hover or use the arrow keys; click to select.")),
             grid(*left, min_width=420, margin=(0, 0, 16, 0)),
             card(_("Tokens, blocks, and a reservation of the maximum"), self.used_now, self.used_plot,
                  kinds="derived", margin=(0, 0, 16, 0),
@@ -278,19 +278,16 @@ class KVCacheView(ExplorerView):
         row = self.last_row if self.clock.live else self._rows_by_step.get(self.shown_step)
         _show(self.used_plot, bool(self._rows_by_step))
         if not row:
-            self._set(self.used_now, empty(_("Nothing has run yet. Press a scene, or send a prompt on the Run page.")))
+            self._set(self.used_now, empty(self.words["usage"]))
             return
-        words = usage.summary(row, self.usage.max_model_len, state.block_size)
+        told = usage.summary(row, self.usage.max_model_len, state.block_size)
         step = _("Step {n}").format(n=int(row["step"]))
-        self._set(self.used_now, f'<p class="kv-line"><b>{step}</b> · {html.escape(words)}</p>')
+        self._set(self.used_now, f'<p class="kv-line"><b>{step}</b> · {html.escape(told)}</p>')
 
     def _draw_lookups(self) -> None:
         shown = [row for row in self.lookups if row.step <= self.shown_step]
         if not shown:
-            self._set(
-                self.found,
-                empty(_("No request has been admitted yet. Send the same prompt twice: the second hits the first one's blocks.")),
-            )
+            self._set(self.found, empty(self.words["lookups"]))
             return
         share = usage.hit_share(shown)
         head = _("{share:.0f} % of the tokens of the last {n} look-ups were hit.").format(share=100 * (share or 0), n=len(shown))
@@ -330,11 +327,11 @@ class KVCacheView(ExplorerView):
             return
         try:
             curves = arithmetic.cache_curves(self.timed, started.model)
-            words = arithmetic.in_words(curves, started.model)
+            said = arithmetic.in_words(curves, started.model)
         except ValueError as error:  # a saved run that says too little of its model
-            curves, words = None, str(error)
+            curves, said = None, str(error)
         self.timing.show(curves)
-        self._set(self.timing_words, f'<p class="kv-line">{html.escape(words)}</p>')
+        self._set(self.timing_words, f'<p class="kv-line">{html.escape(said)}</p>')
 
     @staticmethod
     def _set(target: pn.pane.HTML, body: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import ipywidgets as w
 
 from explorer.base import Clock
+from explorer.canvas.transport import RECORDED
 from explorer.i18n import _
 
 
@@ -14,10 +15,14 @@ class TransportBar:
     def __init__(self, clock: Clock, store: Any) -> None:
         self._clock, self._store = clock, store
         narrow = {"width": "auto"}
-        self.back = w.Button(description="‹", tooltip=_("One step back. Pauses this view; the engine runs on."), layout=narrow)
-        self.play = w.Button(
-            description=_("Pause"), tooltip=_("Pause or play this view; the engine runs on."), layout={"width": "66px"}
+        recorded = bool(store.replayed)  # no engine runs on, and the newest step is the last one
+        back, play = (
+            (RECORDED["back"], _("Pause or play this view."))
+            if recorded
+            else (_("One step back. Pauses this view; the engine runs on."), _("Pause or play this view; the engine runs on."))
         )
+        self.back = w.Button(description="‹", tooltip=back, layout=narrow)
+        self.play = w.Button(description=_("Pause"), tooltip=play, layout={"width": "66px"})
         self.forward = w.Button(description="›", tooltip=_("One step forward."), layout=narrow)
         self.slider = w.IntSlider(
             min=0,
@@ -28,7 +33,10 @@ class TransportBar:
             layout={"flex": "1 1 160px", "width": "auto", "min_width": "120px"},
         )
         self.live = w.ToggleButton(
-            value=True, description=_("Live"), tooltip=_("Always show the newest step"), layout={"width": "66px"}
+            value=True,
+            description=RECORDED["live_label"] if recorded else _("Live"),
+            tooltip=RECORDED["live"] if recorded else _("Always show the newest step"),
+            layout={"width": "66px"},
         )
         self.box = w.Box(
             [self.back, self.play, self.forward, self.slider, self.live],

@@ -64,9 +64,8 @@ class RunView(ExplorerView):
             pane(_legend(), margin=(0, 0, 6, 0)),
             pn.pane.Bokeh(self.plot, sizing_mode="stretch_width", margin=0),
             kinds="measured",
-            hint=_(
-                "One row a request, one column a step of the engine. Click a bar to select it, double-click to go to that step."
-            ),
+            hint=_("One row a request, one column a step of the engine."),
+            acts=_("Click a bar to select it, double-click to go to that step."),
             margin=0,
         )
         right = pn.Column(self.gauges, pn.Spacer(height=14), steps, sizing_mode="stretch_width", margin=0)

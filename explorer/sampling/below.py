@@ -18,8 +18,10 @@ NO_BRANCH = _(
     "No branch yet. Choose a token above and click one of its alternatives: the text goes on from there with that token."
 )
 NO_PARTNER = _("Nothing to compare with yet: move a slider and press Run again so, or send the same prompt with another setting.")
+NO_BRANCH_RECORDED = _("No branch of this text at this step of the recorded run.")
+NO_PARTNER_RECORDED = _("Nothing to compare with at this step of the recorded run: no other request with this prompt.")
 NO_BEAMS = _("No beam search yet. Press the scene Beam search against greedy.")
-NO_BEAMS_RECORDED = _("This run holds no beam search.")
+NO_BEAMS_RECORDED = _("No beam search yet at this step of the recorded run, or none in it.")
 
 
 class Below(pn.viewable.Viewer):
@@ -30,10 +32,11 @@ class Below(pn.viewable.Viewer):
         self.store, self.rows, self.clock, self._sent = store, rows, clock, sent
         self._track: Track | None = None
         self._beams_shown: tuple[Any, ...] = ()
-        self.branches = TokenLanes(self._node_chosen, empty=NO_BRANCH)
+        self.branches = TokenLanes(self._node_chosen, empty=NO_BRANCH if live else NO_BRANCH_RECORDED)
         self.partner = _select(_("Beside it"))
         self.partner.param.watch(lambda _event: self._draw_pair(), "value")
         self.pair = pane(css=CSS)
+        self._no_partner = NO_PARTNER if live else NO_PARTNER_RECORDED
         self.search = _select(_("Beam search"))
         self.search.param.watch(lambda _event: self._draw_beams(), "value")
         self.beams = TokenLanes(lambda _key: None, empty=NO_BEAMS if live else NO_BEAMS_RECORDED)
@@ -41,7 +44,8 @@ class Below(pn.viewable.Viewer):
         self.sums = pane(css=CSS, margin=(10, 0, 0, 0))
         self._layout = pn.Column(
             card(_("Branches of this text"), self.branches, kinds="measured",
-                 hint=_("Each lane is a request, each column a position. A branch hangs where its token was forced; click a token to look at it.")),
+                 hint=_("Each lane is a request, each column a position. A branch hangs where its token was forced."),
+                 acts=_("Click a token to look at it.")),
             card(_("Side by side"), self.partner, self.pair, kinds=("measured", "derived"),
                  hint=_("The same prompt twice, with something changed: the first token that differs, and why.")),
             card(_("Beams"), self.search, self.beams, self.beams_told, self.sums, kinds=("measured", "derived"),
@@ -84,7 +88,7 @@ class Below(pn.viewable.Viewer):
     def _draw_pair(self) -> None:
         track, other = self._track, self.rows.tracks.get(self.partner.value or "")
         if track is None or other is None or other is track:
-            _set(self.pair, empty(NO_PARTNER))
+            _set(self.pair, empty(self._no_partner))
             return
         first, second = sorted((track, other), key=lambda t: t.ordinal)
         _set(self.pair, pairs.pair_html(pairs.side_by_side(self.store, self.rows, first, second)))

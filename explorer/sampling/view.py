@@ -23,7 +23,7 @@ from explorer.sampling.choice import Choice, outcome_choice, recorded_choice
 from explorer.sampling.figure import LINES, legend_html, lines, positions_figure
 from explorer.sampling.rows import Point, SamplingRows, Track
 from explorer.sampling.settings import DEBOUNCE_MS, Settings
-from explorer.sampling.words import outcome_words, recorded_words
+from explorer.sampling.words import NOTHING, NOTHING_RECORDED, outcome_words, recorded_words
 from explorer.theme import card, empty, grid, heading, pane
 
 LATE_MS = 20
@@ -31,8 +31,6 @@ WHAT_BUTTONS_DO = _(
     "Make live: a request of yours that still runs goes on with these values from its next token on. Run again so: the same prompt "
     "and seed as a new request."
 )
-NOTHING = _("No token yet. Press one of the scenes above, or send a prompt here or on the Run page.")
-NOTHING_RECORDED = _("This run holds no tokens: they were not watched when it was recorded.")
 HINT_CHOICE = _("Each row is a candidate, each column what a processor left of it, in the order in which they are applied.")
 
 
@@ -76,6 +74,7 @@ class SamplingView(ExplorerView):
 
     def _build(self) -> None:
         live = self.session is not None
+        nothing = NOTHING if live else NOTHING_RECORDED
         self.requests = pmui.Select(
             label=_("Request"),
             options={_("none yet"): ""},
@@ -85,8 +84,8 @@ class SamplingView(ExplorerView):
             margin=(8, 0, 10, 0),
         )
         self.requests.param.watch(self._request_chosen, "value")
-        self.strip = TokenStrip(self._token_clicked, self._branch_clicked, empty=NOTHING if live else NOTHING_RECORDED)
-        self.picture = ChoicePicture(empty=NOTHING if live else NOTHING_RECORDED)
+        self.strip = TokenStrip(self._token_clicked, self._branch_clicked, empty=nothing, recorded=not live)
+        self.picture = ChoicePicture(empty=nothing)
         self.settings = Settings(self._knob_moved)
         self.asking = Asking(self.session, self.clock, self._moved_settings, self._forget_settings) if live else None
         sent = self.asking.sent if self.asking is not None else {}
@@ -101,12 +100,14 @@ class SamplingView(ExplorerView):
         self.plots_pane = pn.pane.Bokeh(self.plots.root, sizing_mode="stretch_width", margin=0, visible=False)
         which = card(
             _("Which token"), self.requests, self.strip, kinds="measured",
-            hint=_("Click a token to look at its choice; without a click the newest is shown. Click an alternative to branch there."),
+            acts=_("Click a token to look at its choice; without a click the newest is shown.")
+            + (" " + _("Click an alternative to branch there.") if live else ""),
         )  # fmt: skip
         self.choice_card = card("", self.head, self.picture, self.told_of, margin=0)
         over = card(
             _("Over the positions of this text"), self._mark_sliders(), self.legend, self.plots_empty, self.plots_pane, kinds=("measured", "derived"),
-            margin=(16, 0, 16, 0), hint=_("Of the raw distribution, at temperature 1. Click a position to look at its token."),
+            margin=(16, 0, 16, 0), hint=_("Of the raw distribution, at temperature 1."),
+            acts=_("Click a position to look at its token."),
         )  # fmt: skip
         self._layout = pn.Column(
             *([self.asking] if self.asking is not None else []), which,
@@ -285,7 +286,7 @@ class SamplingView(ExplorerView):
         self._draw_buttons(changes)
         if event is None:
             self.choice = None
-            what = NOTHING if self._looked is None else _("What was recorded of this token is no longer kept.")
+            what = self.strip.empty if self._looked is None else _("What was recorded of this token is no longer kept.")
             self.head.object = heading(_("How it was chosen"), "measured", HINT_CHOICE)
             self.picture.param.update(data={}, empty=what)
             self.told_of.object = ""

@@ -12,6 +12,10 @@ from explorer.sampling.whatif import Orders, Outcome
 TextOf = Callable[[int], str | None]
 ROUNDED = 5e-4  # of probability: what logits in 16 bits may move an edge by
 NAMED = 6  # tokens of a difference that are named
+NOTHING = _("No token yet. Press one of the scenes above, or send a prompt here or on the Run page.")
+NOTHING_RECORDED = _(
+    "No token yet at this step of the recorded run: step forward. A run whose tokens were not watched has none at any step."
+)
 
 
 def percent(p: float) -> str:

@@ -44,7 +44,7 @@ def test_empty_store_says_what_to_do():
     assert not view.map.visible and not view.used_plot.visible and not view.timing_plot.visible
     assert "No engine has started yet" in view.now.object
     assert "Nothing has run yet" in view.used_now.object
-    assert "Send the same prompt twice" in view.found.object
+    assert "No request has been admitted yet at this step" in view.found.object
 
 
 def test_events_that_come_later_are_drawn(sim):

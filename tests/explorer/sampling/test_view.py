@@ -1,5 +1,6 @@
 """The page's view without a browser: what it shows of a recorded run, what it asks of a session."""
 
+import json
 from typing import Any
 
 import pytest
@@ -242,3 +243,13 @@ def test_a_mirror_can_draw_every_part(log: EventLog) -> None:
     view.update()
     assert any(op[1] == "state" and "data" in op[2] for op in mirror.drain())
     mirror.close()
+
+
+def test_a_recorded_run_is_told_nothing_of_what_only_an_engine_can_do(log: EventLog) -> None:
+    store = EventStore(log=log)
+    for clock in (Clock(), Clock(live=False, step=0)):
+        spec = json.dumps(Mirror(SamplingView(store, None, clock)).spec(), default=str, ensure_ascii=False)
+        assert "step of the recorded run" in spec
+        for absent in ("Press one", "Press the scene", "Run again so", "Click an alternative", "Branch: force", "send "):
+            assert absent not in spec, absent
+    assert "Click an alternative" in json.dumps(Mirror(SamplingView(store, Desk())).spec(), default=str)
