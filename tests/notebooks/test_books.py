@@ -199,3 +199,23 @@ def test_steps_of_the_warm_up_are_explained() -> None:
     """What the cell that stages the run sends after 0, 4 and 6 steps stands in the log two steps later."""
     assert "max_tokens=2" in cell_of("02_reading_a_run", "stage")
     assert "after steps 2, 6 and 8" in cell_of("02_reading_a_run", "overview-text")
+
+
+def test_the_half_day_teaches_every_notebook_and_its_page() -> None:
+    guide = WORKSHOP.read_text(encoding="utf-8")
+    short, rest = guide.split("## 90 minutes")[1].split("## Half a day")
+    half, wrong = rest.split("## What people get wrong")
+    plan = re.findall(r"^\| (\d+)–(\d+) \|(.*)$", half, re.M)
+    assert all(one[1] == following[0] for one, following in pairwise(plan)), "a gap in the plan"
+    assert f"Half a day: {plan[-1][1]} minutes" in guide
+    where = " ".join(what for _begin, _end, what in plan)
+    for name in BOOKS:
+        assert f"notebook {name[:2]}" in where
+    assert "| Sampling |" in where and "| Sampling |" in short
+    for said in ("Top-p 0.9", "A negative logit is multiplied", "More beams"):
+        assert said in wrong
+
+
+def test_the_guide_says_one_thing_of_the_running_time() -> None:
+    guide = WORKSHOP.read_text(encoding="utf-8")
+    assert guide.count("less than a minute") == 1 and "less than two minutes" not in guide
