@@ -97,7 +97,8 @@ class SamplingView(ExplorerView):
             plot.on_event(Tap, self._plot_tapped)
         self.legend = pane(legend_html(LINES), css=CSS)
         self.plots_empty = pane(empty(_("The plots fill as tokens come.")))
-        self.plots_pane = pn.pane.Bokeh(self.plots.root, sizing_mode="stretch_width", margin=0, visible=False)
+        drawn = pn.pane.Bokeh(self.plots.root, sizing_mode="stretch_width", margin=0)
+        self.plots_pane = pn.Column(drawn, sizing_mode="stretch_width", margin=0, visible=False)  # a pane itself would stay hidden
         which = card(
             _("Which token"), self.requests, self.strip, kinds="measured",
             acts=_("Click a token to look at its choice; without a click the newest is shown.")

@@ -73,6 +73,17 @@ def test_it_steps_and_plays(player: Page) -> None:
     assert player.locator("canvas").count() > 0
 
 
+def test_the_plots_of_sampling_are_drawn(player: Page) -> None:
+    """What is drawn by evaluating code is forbidden in this file, and would be an alert."""
+    player.get_by_role("button", name="Sampling", exact=True).click()
+    go(player, 40)
+    for step in range(41, 46):
+        player.keyboard.press("ArrowRight")
+        expect(player.locator(STEP)).to_have_text(f"step {step} of 137")
+    expect(player.locator("canvas:visible").nth(3)).to_be_visible()
+    expect(player.get_by_role("alert")).to_have_count(0)
+
+
 @pytest.mark.parametrize("title", ["Run", "KV cache"])
 def test_a_step_is_the_same_whichever_way_it_is_reached(player: Page, title: str) -> None:
     player.get_by_role("button", name=title, exact=True).click()

@@ -92,6 +92,15 @@ def test_every_step_is_what_the_view_shows_there(store: EventStore, slug: str) -
                 assert got[key] == value, (frame, key)
 
 
+@pytest.mark.parametrize("slug", PAGES)
+def test_figures_hold_no_code_as_text(store: EventStore, slug: str) -> None:
+    """The file's policy forbids to evaluate a string: a model that does draws nothing, and its figure stays empty."""
+    recording = record(store, PAGES[slug], [store.first_step, store.last_step])
+    names = set(re.findall(r'"name":"(\w+)"', recording.spec))
+    assert "FixedTicker" in names or slug == "kv-cache"
+    assert not {name for name in names if name.startswith(("CustomJS", "HTMLTemplate", "FuncTick"))}
+
+
 def test_the_frames_of_a_long_run_are_spread_and_keep_both_ends() -> None:
     assert frames_of(3, 10) == list(range(3, 11))
     kept = frames_of(0, 119_200, 400)

@@ -253,3 +253,12 @@ def test_a_recorded_run_is_told_nothing_of_what_only_an_engine_can_do(log: Event
         for absent in ("Press one", "Press the scene", "Run again so", "Click an alternative", "Branch: force", "send "):
             assert absent not in spec, absent
     assert "Click an alternative" in json.dumps(Mirror(SamplingView(store, Desk())).spec(), default=str)
+
+
+def test_the_plots_are_there_again_after_a_step_without_tokens(log: EventLog) -> None:
+    clock = Clock(live=False, step=6)
+    view = SamplingView(EventStore(log=log), None, clock)
+    for step in (0, 6, 0, 7):
+        clock.goto(step, 0, 99)
+        view.update()
+        assert view.plots_pane.visible == (step > 0) and view.plots.root.visible, step
