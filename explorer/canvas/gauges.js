@@ -5,9 +5,10 @@ const KEEP = 160; // points a line shows
 const CSS = `
 .ct-gauges { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 116px), 1fr)); gap: 10px; font: 14px var(--bokeh-base-font, sans-serif);
   color: var(--panel-on-surface-color); --line: color-mix(in srgb, currentColor 14%, transparent); --muted: color-mix(in srgb, var(--panel-on-surface-color) 70%, var(--panel-surface-color)); }
-.ct-gauges section { border: 1px solid var(--line); border-radius: 12px; padding: 9px 11px 8px; min-width: 0; position: relative; background: var(--panel-surface-color); }
-.ct-gauges h3 { font-size: 12.5px; font-weight: 500; color: var(--muted); margin: 0; display: flex; justify-content: space-between; gap: 6px; white-space: nowrap; cursor: help; }
-.ct-gauges h3 .sign { cursor: help; font-size: 12px; }
+.ct-gauges section { border: 1px solid var(--line); border-radius: 12px; padding: 9px 11px 8px; min-width: 0; position: relative; background: var(--panel-surface-color); display: flex; flex-direction: column; }
+.ct-gauges h3 { font-size: 12.5px; font-weight: 500; color: var(--muted); margin: 0; display: flex; justify-content: space-between; align-items: flex-start; gap: 6px; line-height: 1.3; flex: 1 0 auto; cursor: help; }
+.ct-gauges h3 .label { min-width: 0; overflow-wrap: anywhere; } /* a long one takes two lines; the values of a row stay level */
+.ct-gauges h3 .sign { cursor: help; font-size: 12px; flex: none; }
 .ct-gauges .value { font-size: 20px; font-weight: 600; letter-spacing: -.01em; line-height: 1.45; font-variant-numeric: tabular-nums; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 .ct-gauges .value small { font-size: 12.5px; font-weight: 450; color: var(--muted); letter-spacing: 0; }
 .ct-gauges svg { display: block; width: 100%; height: 34px; overflow: visible; touch-action: pan-y; }
@@ -25,7 +26,10 @@ const svg = (tag, className) => {
 function tile(gauge) {
   const section = document.createElement("section");
   const title = document.createElement("h3");
-  title.append(gauge.label);
+  const label = document.createElement("span");
+  label.className = "label";
+  label.textContent = gauge.label;
+  title.append(label);
   title.title = gauge.hint;
   const sign = document.createElement("span");
   sign.className = "sign";

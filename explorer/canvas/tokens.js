@@ -14,10 +14,10 @@ const CSS = `
 .ct-tokens header { display: flex; align-items: center; gap: 8px; padding: 6px 6px 6px 12px; border-bottom: 1px solid var(--line); min-height: 32px; }
 .ct-tokens header .dot { width: 10px; height: 10px; border-radius: 3px; flex: none; }
 .ct-tokens header .name { font: inherit; font-weight: 600; background: none; border: 0; padding: 2px; color: inherit; cursor: pointer; white-space: nowrap; }
-.ct-tokens header .who { color: var(--muted); font-size: 12.5px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.ct-tokens header .status { margin-left: auto; font-size: 12.5px; color: var(--muted); white-space: nowrap; font-variant-numeric: tabular-nums; padding-right: 6px; }
-.ct-tokens header .status.error { color: color-mix(in srgb, #d55e00 70%, currentColor); font-weight: 600; }
-.ct-tokens header .stop { font: inherit; font-size: 12.5px; color: inherit; background: none; border: 1px solid var(--line); border-radius: 7px; padding: 3px 10px; cursor: pointer; }
+.ct-tokens header .who { color: var(--muted); font-size: 12.5px; flex: none; max-width: 9em; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.ct-tokens header .status { margin-left: auto; font-size: 12.5px; color: var(--muted); white-space: nowrap; min-width: 0; overflow: hidden; text-overflow: ellipsis; font-variant-numeric: tabular-nums; padding-right: 6px; }
+.ct-tokens header .status.error { color: color-mix(in srgb, #d55e00 70%, currentColor); font-weight: 600; white-space: normal; }
+.ct-tokens header .stop { flex: none; font: inherit; font-size: 12.5px; color: inherit; background: none; border: 1px solid var(--line); border-radius: 7px; padding: 3px 10px; cursor: pointer; }
 .ct-tokens header .stop:hover { background: color-mix(in srgb, currentColor 8%, transparent); }
 .ct-tokens .body { padding: 9px 12px 11px; max-height: 15.5em; overflow-y: auto; line-height: 1.75; overflow-wrap: anywhere; }
 .ct-tokens .prompt { color: var(--muted); white-space: pre-wrap; font-size: 13px; line-height: 1.5; margin-bottom: 6px; max-height: 7.5em; overflow: hidden; display: flex; flex-direction: column; justify-content: flex-end; }
@@ -163,7 +163,7 @@ function render({ model, el }) {
   function setStatus(id, text, running, error, there) {
     const entry = requests.get(id);
     if (!entry) return;
-    entry.status.textContent = text;
+    entry.status.textContent = entry.status.title = text;
     entry.status.classList.toggle("error", error);
     entry.card.hidden = !there;
     if (entry.stop) entry.stop.hidden = !running;

@@ -121,7 +121,7 @@ def status_text(view: ReqView) -> str:
         count = ngettext("{n} token", "{n} tokens", view.num_output_tokens).format(n=view.num_output_tokens)
         return f"{reason}: {view.message}" if view.finish_reason == "error" and view.message else f"{count} · {reason}"
     if view.status == "waiting":
-        return _("waiting for a place in the batch")
+        return _("waiting in the queue")
     if view.status == "preempted":
         return _("preempted: gave its blocks back")
     if view.num_computed_tokens < view.num_prompt_tokens:
