@@ -1,5 +1,6 @@
 """The Gantt of requests over steps: arrays to a Bokeh source and figure, pure."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,8 @@ from explorer.i18n import _
 from explorer.run.rows import Bar
 from explorer.theme import GREY, PHASE_COLOURS, figure, number, owner_colour
 
-WINDOW = 160  # steps on the screen
+WINDOW = 160  # steps on the screen, at most
+EVERY = 20  # of a shorter run the axis holds the next multiple of these, so that it does not move with every step
 MIN_LANES = 8  # rows on the screen, so that one request does not fill it
 MAX_LABELS = 16  # of rows
 ROLLOVER = WINDOW * 64
@@ -61,7 +63,7 @@ def gantt(height: int = 300) -> tuple[dict[str, ColumnDataSource], Any, Span]:
         ],
         x_axis_label=_("engine step"),
         y_axis_label=_("request"),
-        x_range=Range1d(start=0.5, end=WINDOW + 0.5),
+        x_range=Range1d(start=0.5, end=EVERY + 0.5),
         y_range=Range1d(start=MIN_LANES - 0.5, end=-0.5),
     )
     for phase, (thickness, alpha, hatch, _label) in PHASES.items():
@@ -86,10 +88,10 @@ def ranges(bars: Iterable[Bar], last: int) -> tuple[tuple[float, float], tuple[f
     names = {bar.ordinal: bar.request_id for bar in bars}
     ordinals = sorted(names)
     low, high = (ordinals[0], ordinals[-1]) if ordinals else (0, 0)
-    end = max(last, WINDOW)
+    end = last if last > WINDOW else EVERY * max(1, math.ceil(last / EVERY))
     every = 1 + (high - low) // MAX_LABELS
     return (
-        (end - WINDOW + 0.5, end + 0.5),
+        (max(0, end - WINDOW) + 0.5, end + 0.5),
         (max(high, low + MIN_LANES - 1) + 0.6, low - 0.6),
         {k: names[k] for k in ordinals if k % every == 0},
     )

@@ -14,6 +14,7 @@ from explorer.run.answers import Answers
 from explorer.run.composer import Composer
 from explorer.run.figure import PHASES, ROLLOVER, WINDOW, gantt, gantt_columns, ranges
 from explorer.run.rows import Bar, RunRows
+from explorer.status import COST_STEPS
 from explorer.theme import card, grid, number, pane
 
 GAUGES = [
@@ -25,15 +26,25 @@ GAUGES = [
     ),
     Gauge("step_ms", _("Step time"), _("Wall time of one engine step: schedule, run the model, sample, commit."), "measured"),
     Gauge(
-        "batch", _("In the batch"), _("Requests that ran in this step; the model processes all of them in one pass."), "measured"
+        "batch",
+        _("In the batch"),
+        _("Requests that ran during this step; the model processes all of them in one pass. Also those that finished in it."),
+        "measured",
     ),
     Gauge(
-        "kv_use", _("KV in use"), _("KV blocks that requests hold, as a share of all blocks of the pool."), "derived", top=100.0
+        "kv_use",
+        _("KV in use"),
+        _("KV blocks that requests hold after this step, as a share of all blocks of the pool. What finished in it holds none."),
+        "derived",
+        top=100.0,
     ),
     Gauge(
         "watching",
         _("Cost of watching"),
-        _("Share of the step's time that recording for this screen took. With nobody here an event costs one branch."),
+        _(
+            "Share of this one step's time that recording for this screen took; what stands at the top of the page is the average of "
+            "the newest {n} steps. With nobody here an event costs one branch."
+        ).format(n=COST_STEPS),
         "derived",
     ),
 ]

@@ -6,7 +6,8 @@ from engine.events.types import TokenSampled
 from explorer.base import Clock
 from explorer.run.figure import COLUMNS, MAX_LABELS, PHASES, WINDOW, gantt_columns, ranges
 from explorer.run.rows import Bar
-from explorer.run.view import RunView
+from explorer.run.view import GAUGES, RunView
+from explorer.status import COST_STEPS
 from tests.explorer.conftest import Desk
 
 
@@ -287,7 +288,18 @@ def test_the_window_follows_the_newest_step_and_labels_stay_few() -> None:
     assert right - left == WINDOW and right == 900.5
     assert bottom > 89 and top < 3  # downwards
     assert len(labelled) <= MAX_LABELS + 1
-    assert ranges([], 0)[0] == (0.5, WINDOW + 0.5)
+
+
+def test_the_axis_of_a_short_run_fits_it() -> None:
+    assert [ranges([], last)[0] for last in (0, 20, 21, 65, 160, 161)] == [
+        (0.5, 20.5), (0.5, 20.5), (0.5, 40.5), (0.5, 80.5), (0.5, 160.5), (1.5, 161.5),
+    ]  # fmt: skip
+
+
+def test_gauges_say_when_they_are_taken() -> None:
+    hints = {gauge.key: gauge.hint for gauge in GAUGES}
+    assert "during this step" in hints["batch"] and "after this step" in hints["kv_use"]
+    assert "one step" in hints["watching"] and f"average of the newest {COST_STEPS} steps" in hints["watching"]
 
 
 def test_ctrl_enter_sends_what_stands_in_the_box(desk: Desk, wire: Wire) -> None:
