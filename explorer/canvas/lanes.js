@@ -1,5 +1,5 @@
 // A tree of tokens in lanes. One ESM file for Panel and for anywidget.
-// Python -> here: data = {names, first, leftOut, nodes: [[column, lane, text, state, parent, [[label, value]], key]]}, selected, empty, texts.
+// Python -> here: data = {names, first, leftOut, nodes: [[column, lane, text, state, parent, [[label, value]], key]]}, selected, empty, texts, look (counted up: scroll here).
 // Here -> Python: action = {seq, kind: "choose", key}. Every text is set through textContent.
 
 const CELL = 74, ROW = 30, HIGH = 22, HEAD = 20;
@@ -166,7 +166,7 @@ function render({ model, el }) {
   }
   root.addEventListener("pointerleave", () => { tip.style.display = "none"; });
 
-  const watched = { data: paint, empty: paint, selected: mark };
+  const watched = { data: paint, empty: paint, selected: mark, look: () => root.scrollIntoView({ block: "center" }) };
   for (const [name, react] of Object.entries(watched)) model.on(`change:${name}`, react);
   paint();
   return () => {

@@ -26,6 +26,7 @@ class TokenLanes(Canvas):
 
     data = param.Dict(default={})
     selected = param.List(default=[], doc="Key of the node that is looked at; []: none.")
+    look = param.Integer(default=0, doc="Counted up: the browser scrolls to where this is.")
     empty = param.String(default="")
     texts = param.Dict(default=TEXTS)
 

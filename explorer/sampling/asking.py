@@ -22,15 +22,26 @@ MAX_TOKENS = 64  # of a prompt of one's own
 
 
 class Asking(pn.viewable.Viewer):
-    """``settings`` gives the values of the sliders that were moved; ``began`` is called when a scene starts."""
+    """``settings`` gives the values of the sliders that were moved; ``began`` is called when a scene starts, ``show_beams`` when
+    somebody wants to see the card of the beams. ``sent`` is filled: request that repeats another one with other settings -> that one."""
 
     def __init__(
-        self, session: Any, clock: Clock, settings: Callable[[], dict[str, Any]], began: Callable[[str], None], **params: Any
+        self,
+        session: Any,
+        clock: Clock,
+        settings: Callable[[], dict[str, Any]],
+        began: Callable[[str], None],
+        show_beams: Callable[[], None],
+        sent: dict[str, str],
+        **params: Any,
     ) -> None:
         super().__init__(**params)
-        self.session, self.clock, self._settings, self._began = session, clock, settings, began
-        self.sent: dict[str, str] = {}  # request that repeats another one with other settings -> that one
+        self.session, self.clock, self._settings, self._began, self.sent = session, clock, settings, began, sent
         self.said = pane(css=CSS, margin=(10, 0, 0, 0), visible=False)
+        self.to_beams = pmui.Button(
+            label=_("Show the beams"), icon="south", size="small", variant="outlined", margin=(8, 0, 0, 0), visible=False
+        )
+        self.to_beams.on_click(lambda _event: show_beams())
         buttons = []
         for scene in SCENES.values():
             button = pmui.Button(label=scene.title, variant="outlined", margin=0, icon="play_arrow")
@@ -45,7 +56,7 @@ class Asking(pn.viewable.Viewer):
         self.send.on_click(lambda _event: self.prompt.ask())
         own = grid(self.prompt, self.send, columns="minmax(0, 1fr) 120px", gap=12, margin=(18, 0, 0, 0))
         hint = _("Real requests to the running engine. Their full logits are kept, so that every what-if on them is exact.")
-        self._card = card(_("Scenes"), grid(*buttons, min_width=210), self.said, own, kinds="live", hint=hint)
+        self._card = card(_("Scenes"), grid(*buttons, min_width=210), self.said, self.to_beams, own, kinds="live", hint=hint)
 
     def __panel__(self) -> pn.Column:
         return self._card
@@ -85,6 +96,7 @@ class Asking(pn.viewable.Viewer):
         if None not in sent:
             self.look_at(sent[0])
             self.said.param.update(object=f'<div class="sa-said" role="status">{html.escape(scene.look)}</div>', visible=True)
+            self.to_beams.visible = scene.far
 
     def _send(self, text: str) -> None:
         if not text.strip():

@@ -25,11 +25,12 @@ NO_BEAMS_RECORDED = _("No beam search yet at this step of the recorded run, or n
 
 
 class Below(pn.viewable.Viewer):
-    """``update`` is called by the page with what it looks at (``sent``: requests that repeat another one, and which); a click in a tree sets the clock's selection."""
+    """``update`` is called by the page with what it looks at; a click in a tree sets the clock's selection."""
 
-    def __init__(self, store: Any, rows: SamplingRows, clock: Clock, live: bool, sent: dict[str, str], **params: Any) -> None:
+    def __init__(self, store: Any, rows: SamplingRows, clock: Clock, live: bool, **params: Any) -> None:
         super().__init__(**params)
-        self.store, self.rows, self.clock, self._sent = store, rows, clock, sent
+        self.store, self.rows, self.clock = store, rows, clock
+        self.sent: dict[str, str] = {}  # requests that repeat another one with other settings, and which
         self._track: Track | None = None
         self._beams_shown: tuple[Any, ...] = ()
         self.branches = TokenLanes(self._node_chosen, empty=NO_BRANCH if live else NO_BRANCH_RECORDED)
@@ -80,7 +81,7 @@ class Below(pn.viewable.Viewer):
         options = {track_label(t, self.rows.tracks): t.request_id for t in there}
         value = self.partner.value
         if other or value not in options.values():
-            source = self._sent.get(track.request_id) if track is not None else None
+            source = self.sent.get(track.request_id) if track is not None else None
             source = source or (track.branched_from if track is not None else None)
             value = source if source in options.values() else next(iter(options.values()), "")
         _offer(self.partner, options, value)
@@ -98,6 +99,12 @@ class Below(pn.viewable.Viewer):
     @property
     def run(self) -> BeamRun | None:
         return self.rows.beams.get(self.search.value or "")
+
+    def show_beams(self) -> None:
+        """Have the browser scroll to the newest beam search."""
+        if self.search.options:
+            self.search.value = next(iter(self.search.options.values()))
+        self.beams.look += 1
 
     def _draw_searches(self) -> None:
         options = {}

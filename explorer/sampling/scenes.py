@@ -22,6 +22,7 @@ class Scene:
     what: str  # what the button does
     look: str  # what to look at
     requests: Callable[[], list[tuple[str, SamplingParams]]]
+    far: bool = False  # what to look at is the card of the beams, far below the button
 
 
 def _loop() -> list[tuple[str, SamplingParams]]:
@@ -69,9 +70,10 @@ SCENES: dict[str, Scene] = {
         ),
         Scene(
             "beams", _("Beam search against greedy"), _("Greedy and a beam search of width 4 from the same prompt."),
-            _("Greedy takes the best token each time and may regret it. The beams keep four beginnings alive; look at who died when, and compare the sums of "
-              "log-probabilities. Likelier is not better: count the repeated n-grams."),
-            _beams,
+            _("What you see first is the greedy text: it takes the best token each time and may regret it. The beams keep four beginnings alive: in the card "
+              "Beams, the last of this page, look at who died when, and compare the sums of log-probabilities. Likelier is not better: the same card "
+              "counts the repeated 3-grams."),
+            _beams, far=True,
         ),
     )
 }  # fmt: skip

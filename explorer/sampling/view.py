@@ -87,9 +87,9 @@ class SamplingView(ExplorerView):
         self.strip = TokenStrip(self._token_clicked, self._branch_clicked, empty=nothing, recorded=not live)
         self.picture = ChoicePicture(empty=nothing)
         self.settings = Settings(self._knob_moved)
-        self.asking = Asking(self.session, self.clock, self._moved_settings, self._forget_settings) if live else None
-        sent = self.asking.sent if self.asking is not None else {}
-        self.below = Below(self.store, self.rows, self.clock, live, sent)
+        self.below = Below(self.store, self.rows, self.clock, live)
+        called = (self._moved_settings, self._forget_settings, self.below.show_beams)
+        self.asking = Asking(self.session, self.clock, *called, self.below.sent) if live else None
         self.head = pane(margin=(0, 0, 10, 0))
         self.told_of = pane(css=CSS, margin=(8, 0, 0, 0))
         self.plots = positions_figure(self.nucleus_p, self.fixed_k)
@@ -98,7 +98,8 @@ class SamplingView(ExplorerView):
         self.legend = pane(legend_html(LINES), css=CSS)
         self.plots_empty = pane(empty(_("The plots fill as tokens come.")))
         drawn = pn.pane.Bokeh(self.plots.root, sizing_mode="stretch_width", margin=0)
-        self.plots_pane = pn.Column(drawn, sizing_mode="stretch_width", margin=0, visible=False)  # a pane itself would stay hidden
+        # In a column: a pane itself would stay hidden.
+        self.plots_pane = pn.Column(drawn, sizing_mode="stretch_width", margin=0, visible=False)
         which = card(
             _("Which token"), self.requests, self.strip, kinds="measured",
             acts=_("Click a token to look at its choice; without a click the newest is shown.")

@@ -162,6 +162,16 @@ def test_beams_die_and_the_best_is_laid_beside_greedy(page: Page, sampling_app: 
     expect(lanes.locator(".tip")).to_contain_text("sum so far")
 
 
+def test_a_button_leads_to_the_beams_far_below(page: Page, sampling_app: str) -> None:
+    visit(page, sampling_app)
+    stage(page, "Beam search against greedy")
+    expect(page.locator(".sa-sums")).to_contain_text("best beam", timeout=60_000)
+    lanes = page.locator(".ct-lanes").last
+    expect(lanes).not_to_be_in_viewport()
+    page.get_by_role("button", name="Show the beams").click()
+    expect(lanes).to_be_in_viewport()
+
+
 def test_the_same_again_with_another_setting_tells_the_first_difference(page: Page, sampling_app: str) -> None:
     visit(page, sampling_app)
     first = stage(page, "Temperature 0.2, 1, 2, same darts")

@@ -245,6 +245,20 @@ def test_a_mirror_can_draw_every_part(log: EventLog) -> None:
     mirror.close()
 
 
+def test_after_the_beam_scene_a_button_leads_to_the_beams(log: EventLog) -> None:
+    view = view_of(log, Desk())
+    button = view.asking.to_beams
+    view.asking._scene_clicked("loop")
+    assert not button.visible
+    view.asking._scene_clicked("beams")
+    assert button.visible and "the card Beams, the last of this page" in view.asking.said.object
+    with view.lock:
+        button.clicks += 1
+    assert view.below.beams.look == 1 and view.below.search.value == "beams"
+    view.asking._scene_clicked("top-k")
+    assert not button.visible
+
+
 def test_a_recorded_run_is_told_nothing_of_what_only_an_engine_can_do(log: EventLog) -> None:
     store = EventStore(log=log)
     for clock in (Clock(), Clock(live=False, step=0)):
