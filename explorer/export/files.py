@@ -47,7 +47,7 @@ class Files(Canvas):
         super().__init__(sizing_mode="stretch_width", margin=0, **params)
         self._received, self._said = received, said
         self._folder: Path | None = None
-        self._size = 0
+        self._name, self._size = "", 0  # of what is coming in
 
     # -- in ----------------------------------------------------------------------------------------------------------------
 
@@ -61,7 +61,12 @@ class Files(Canvas):
         except (binascii.Error, ValueError):
             return
         if offset == 0:
+            if self._folder is not None:
+                self._said(
+                    _("{first} was not opened: {second} was chosen meanwhile.").format(first=self._name, second=name[:200])
+                )
             self.close()
+            self._name = name[:200]
             self._folder = Path(tempfile.mkdtemp(prefix="cutaway-run-"))
         if self._folder is None or offset != self._size or offset + len(data) > self.limit:
             return

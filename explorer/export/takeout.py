@@ -32,7 +32,8 @@ class TakeOut:
         self, open_run: Callable[[Replay], None], looking_at: Callable[[], tuple[EventStore, str, str]], say: Say
     ) -> None:
         self._open_run, self._looking_at, self._say = open_run, looking_at, say
-        self.files = Files(self._received, say)
+        self.files = Files(self._received, self._told)
+        self._refused = False  # whether the last thing said is that something could not be opened
         self.runs = []
         for run in SHIPPED.values():
             button = pmui.Button(label=run.title, icon="replay", variant="text", size="small", margin=0, description=run.what)
@@ -67,10 +68,26 @@ class TakeOut:
     # -- in ----------------------------------------------------------------------------------------------------------------
 
     def _shipped(self, name: str, _event: Any = None) -> None:
-        self._try(lambda: self._open_run(Replay.shipped(name)))
+        self._open(lambda: Replay.shipped(name))
 
     def _received(self, name: str, path: Path) -> None:
-        self._try(lambda: self._open_run(Replay.of_file(name, path)))
+        self._open(lambda: Replay.of_file(name, path))
+
+    def _open(self, read: Callable[[], Replay]) -> None:
+        """What was wrong with the one before is no longer said once another one is opened."""
+        try:
+            replay = read()
+        except (ValueError, OSError) as error:
+            self._told(str(error))
+            self._refused = True
+            return
+        if self._refused:
+            self._told("")
+        self._open_run(replay)
+
+    def _told(self, text: str) -> None:
+        self._refused = False
+        self._say(text)
 
     # -- out ---------------------------------------------------------------------------------------------------------------
 
@@ -83,7 +100,7 @@ class TakeOut:
         try:
             work()
         except (ValueError, OSError) as error:
-            self._say(str(error))
+            self._told(str(error))
 
     def _name(self, page: bool = False) -> str:
         _store, name, slug = self._looking_at()
