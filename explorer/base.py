@@ -141,6 +141,11 @@ class ExplorerView(pn.viewable.Viewer):
     def update(self) -> None:
         raise NotImplementedError
 
+    @property
+    def drawn(self) -> bool:
+        """Whether the browser has everything that this view waits for: a run does not play on before."""
+        return True
+
     def controls(self) -> dict[str, Any]:
         """Widgets of this page that steer what it sends (not the live knobs), by the name of what they set. A notebook shows a
         control of its own in the place of each, which code can read, set and link."""

@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 TICK_MS = 100
 STATUS_S = 0.5  # how often the status line may change
+LONGEST_S, PATIENCE_S = 0.5, 6.0  # what one tick plays at most; how long playing waits for a page that is not drawn yet
 PHONE_PX = 600
 
 
@@ -42,6 +43,7 @@ class Shell:
         self._views: dict[str, ExplorerView] = {}
         self._seen: dict[str, Any] = {}  # what the slow parts were last drawn for
         self._ticked = self._status_drawn = time.monotonic()
+        self._waited = 0.0  # seconds for a page that is not drawn yet
         self._following_url = False
         self._theme: str | None = None  # "dark" or "default" when it was chosen, rather than taken from the system
         self.document: Any = None  # the Bokeh document, once it is served
@@ -327,14 +329,16 @@ class Shell:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        elapsed, self._ticked = now - self._ticked, now
+        elapsed, self._ticked = min(now - self._ticked, LONGEST_S), now
         store = self.store
         if self._changed("run", store.run) and not self.clock.live and self._seen.get("ran"):
             self.clock.follow()  # the steps it stood at are gone with their engine
         self._seen["ran"] = True
-        self.clock.advance(elapsed, store.last_step)
-        self.transport.sync(store.first_step, store.last_step)
         assert self.view is not None
+        self._waited = 0.0 if self.document is None or self.view.drawn else self._waited + elapsed
+        if not self._waited or self._waited > PATIENCE_S:
+            self.clock.advance(elapsed, store.last_step)
+        self.transport.sync(store.first_step, store.last_step)
         try:
             self.view.update()
         except Exception as error:

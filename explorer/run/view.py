@@ -87,6 +87,10 @@ class RunView(ExplorerView):
     def __panel__(self) -> pn.Column:
         return self._layout
 
+    @property
+    def drawn(self) -> bool:
+        return self.answers.cards.ready and self.gauges.ready
+
     def controls(self) -> dict[str, Any]:
         if self.composer is None:
             return {}

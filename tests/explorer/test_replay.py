@@ -194,6 +194,61 @@ def test_a_file_that_is_no_run_is_said_and_nothing_changes(desk: Desk, tmp_path:
     )
 
 
+def test_a_notice_of_a_refused_file_goes_when_another_one_is_opened(desk: Desk, tmp_path: Path) -> None:
+    shell = Shell(desk.session)
+    give(shell.take_out.files, "bad.cutaway", b"junk")
+    assert "bad.cutaway: not a recorded run" in shell.notice.object
+    give(shell.take_out.files, "good.cutaway", saved(tmp_path, simulate(40)))
+    assert shell.replay is not None and "bad.cutaway" not in shell.notice.object and not shell.banner.visible
+
+
+def test_a_file_that_another_one_takes_the_place_of_is_said(desk: Desk, tmp_path: Path) -> None:
+    shell = Shell(desk.session)
+    first = {"name": "first.cutaway", "offset": 0, "data": base64.b64encode(bytes(9)).decode(), "last": False}
+    shell.take_out.files.action = {"seq": 1, "kind": "piece", **first}
+    give(shell.take_out.files, "second.cutaway", saved(tmp_path, simulate(40)))
+    assert shell.replay is not None and shell.replay.title == "second.cutaway"
+    assert "first.cutaway was not opened: second.cutaway was chosen meanwhile." in shell.notice.object
+
+
+def test_a_run_does_not_play_on_before_the_page_is_drawn(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = Shell(desk.session, "?run=shared-prefix")
+    now = [time.monotonic() + 5.0]
+    monkeypatch.setattr("explorer.shell.time.monotonic", lambda: now[0])
+    begun = shell.clock.step
+    shell.tick()
+    assert shell.clock.step <= begun + 3  # five seconds while the browser loaded are not played at once
+    begun = shell.clock.step
+
+    class Document:
+        def add_next_tick_callback(self, callback: Any) -> None:
+            pass
+
+    shell.document = Document()
+    for _tick in range(20):
+        now[0] += 0.1
+        shell.tick()
+    assert shell.clock.step == begun and shell.clock.playing
+    for part in (shell.view.answers.cards, shell.view.gauges):  # type: ignore[union-attr]
+        part.action = {"seq": 1, "kind": "ready"}
+    for _tick in range(20):
+        now[0] += 0.1
+        shell.tick()
+    assert 8 <= shell.clock.step - begun <= 12
+
+
+def test_a_page_that_is_never_drawn_is_not_waited_for_without_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = Shell(desk.session, "?run=shared-prefix")
+    now = [time.monotonic()]
+    monkeypatch.setattr("explorer.shell.time.monotonic", lambda: now[0])
+    shell.document = type("Document", (), {"add_next_tick_callback": lambda self, callback: None})()
+    begun = shell.clock.step
+    for _tick in range(90):
+        now[0] += 0.1
+        shell.tick()
+    assert shell.clock.step > begun + 5
+
+
 def test_pieces_out_of_order_and_junk_are_ignored(desk: Desk) -> None:
     shell = Shell(desk.session)
     files = shell.take_out.files
