@@ -32,8 +32,8 @@ class Changed:
 
 @dataclass(frozen=True)
 class Cause:
-    """``kind``: "draw" (another u), "distribution" (a setting or other weights moved it), "numerics" (the same computation, rounded
-    otherwise), "end" (one of the two ended), "unseen" (a log does not hold the token).
+    """``kind``: "draw" (another u), "distribution" (a setting or other weights moved it, or made a draw of a greedy choice),
+    "numerics" (the same computation, rounded otherwise), "end" (one of the two ended), "unseen" (a log does not hold the token).
 
     ``margin``: how close the choice was in the first run, in logits when greedy, else the distance of u to the nearest edge
     of the token's share; None where the recorded candidates do not say. ``shift``: by how much the recorded raw
@@ -72,11 +72,25 @@ def token_cause(
         words = _("another draw: u was {a:.6f} and is {b:.6f}").format(a=a.u, b=b.u)
         return Cause("draw", words, changed, margin, shift, facts=facts)
     if shaping or weights:
-        what = ", ".join(map(str, shaping + weights))
-        how = _("the best token") if a.u is None or b.u is None else _("the token on which the same u = {u:.6f} falls")
-        words = _("the distribution moved ({what}), and with it {how}").format(what=what, how=how.format(u=a.u or 0.0))
+        words = _moved_words(a, b, ", ".join(map(str, shaping + weights)))
         return Cause("distribution", words, shaping + weights, margin, shift, facts=facts)
     return _numerics(a, margin, shift, numerics, dtype, facts)
+
+
+def _moved_words(a: TokenSampled, b: TokenSampled, what: str) -> str:
+    """What a setting or other weights did to the choice."""
+    if a.u is None and b.u is not None:
+        said = _(
+            "a greedy choice became a draw ({what}): the first run took the best token, in the second u = {u:.6f} drew rank {rank}"
+        )
+        return said.format(what=what, u=b.u, rank=b.rank)
+    if a.u is not None and b.u is None:
+        said = _(
+            "a draw became a greedy choice ({what}): in the first run u = {u:.6f} drew rank {rank}, the second took the best token"
+        )
+        return said.format(what=what, u=a.u, rank=a.rank)
+    how = _("the best token") if a.u is None else _("the token on which the same u = {u:.6f} falls").format(u=a.u)
+    return _("the distribution moved ({what}), and with it {how}").format(what=what, how=how)
 
 
 def _numerics(

@@ -83,6 +83,16 @@ def test_a_setting_moved_the_distribution() -> None:
     assert token_cause(token(4, {4: 1.0}), token(2, {2: 1.0}), (PLAIN, PLAIN), weights, (), "float32").kind == "distribution"
 
 
+def test_a_greedy_choice_that_became_a_draw_is_said_and_so_is_the_reverse() -> None:
+    best, drawn = token(4, {4: 0.6, 2: 0.4}), token(2, {4: 0.6, 2: 0.4}, 0.7, rank=2)
+    greedy, hot = {**PLAIN, "temperature": 0.0}, {**PLAIN, "temperature": 0.9}
+    cause = token_cause(best, drawn, (greedy, hot), (), (), "float32")
+    assert cause.kind == "distribution" and "a greedy choice became a draw (temperature: 0.0 → 0.9)" in cause.words
+    assert "u = 0.700000 drew rank 2" in cause.words and "distribution moved" not in cause.words
+    back = token_cause(drawn, best, (hot, greedy), (), (), "float32")
+    assert "a draw became a greedy choice (temperature: 0.9 → 0.0)" in back.words and "drew rank 2" in back.words
+
+
 @pytest.mark.parametrize(("gap", "dtype", "fault"), [(0.001, "float32", False), (0.5, "float32", True), (0.5, "bfloat16", False)])
 def test_only_numerics_with_the_margin(gap: float, dtype: str, fault: bool) -> None:
     p = 1 / (1 + math.exp(-gap))
