@@ -7,6 +7,8 @@ import pytest
 from playwright.sync_api import Page
 
 from engine.events.state import State
+from explorer.base import Clock
+from explorer.canvas.transport import Transport
 from explorer.kv_cache.arithmetic import card_html
 from explorer.run.answers import status_text
 from explorer.run.view import GAUGES
@@ -84,3 +86,20 @@ def test_the_name_of_a_kind_of_attention_keeps_off_its_bar(page: Page, width: in
       return row.children[1].getBoundingClientRect().left - range.getBoundingClientRect().right;
     })""")
     assert len(gaps) == 3 and min(gaps) >= 8, gaps
+
+
+@pytest.mark.parametrize("width", [370, 1100])
+def test_the_bar_shows_the_badge_of_a_step_in_the_past(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width + 20, "height": 600})  # the style asks for the window's width
+    clock = Clock()
+    bar = Transport(clock)
+    bar.sync(1, 472)
+    for past in (False, True):
+        if past:
+            clock.goto(468, 1, 472)
+        names = ("texts", "first", "last", "step", "live", "playing", "speed", "past")
+        draw(page, "transport", width, {name: getattr(bar, name) for name in names}, {})
+        assert page.locator(".past").inner_text() == ("↺ replayed" if past else "")
+        assert page.locator(".past").is_visible() == past
+    assert page.locator("output").inner_text() == "step 468 of 472"
+    assert page.evaluate(f"({STICKS_OUT})('.ct-transport', 'button, .past, output')") == []
