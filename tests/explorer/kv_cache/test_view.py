@@ -137,7 +137,7 @@ def test_a_new_engine_wipes_what_the_old_one_left(sim):
     view.store.append(PoolSim(num_blocks=8, block_size=2).events)
     view.update()
     assert kinds(view) == [FREE] * 8 and view.table.rows == []
-    assert list(view.used.source.data["step"]) == [] and "Send the same prompt twice" in view.found.object
+    assert list(view.used.source.data["step"]) == [] and "No request has been admitted yet" in view.found.object
 
 
 def test_a_view_that_comes_after_the_log_has_dropped_its_beginning_still_counts_right():
