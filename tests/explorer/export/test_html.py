@@ -101,6 +101,18 @@ def test_figures_hold_no_code_as_text(store: EventStore, slug: str) -> None:
     assert not {name for name in names if name.startswith(("CustomJS", "HTMLTemplate", "FuncTick"))}
 
 
+@pytest.mark.parametrize("slug", PAGES)
+def test_a_file_tells_nobody_to_click_or_to_send(store: EventStore, slug: str) -> None:
+    """Nothing in it answers, and what is built after it for the app is told again."""
+    texts = record(store, PAGES[slug], [store.first_step, store.last_step])
+    assert not re.findall(
+        r"(?:Click|Double-click|Press|Send|press Send) (?:a|an|one|the|the same) ", texts.spec + "".join(texts.values)
+    )
+    assert "step of the recorded run" in texts.spec
+    if slug != "kv-cache":
+        assert "Click a " in json.dumps(Mirror(PAGES[slug].build(store, None, Clock())).spec(), default=str)
+
+
 def test_the_frames_of_a_long_run_are_spread_and_keep_both_ends() -> None:
     assert frames_of(3, 10) == list(range(3, 11))
     kept = frames_of(0, 119_200, 400)

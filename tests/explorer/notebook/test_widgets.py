@@ -1,6 +1,7 @@
 """The Python half of the widgets: traits, controls, what is sent to whom, and what is refused."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import ipywidgets
@@ -382,3 +383,12 @@ def test_a_process_that_runs_already_is_taken_as_it_is(monkeypatch: pytest.Monke
 
 def test_classes_are_made_once() -> None:
     assert view_class(PAGES["run"]) is view_class(PAGES["run"]) is explorer.RunView
+
+
+def test_the_transport_of_a_recorded_run_has_an_end_and_no_live(tmp_path: Path, run: Bench) -> None:
+    run.store.save(tmp_path / "run.cutaway")
+    recorded, live = explorer.RunView(tmp_path / "run.cutaway"), explorer.RunView(run.session)
+    assert recorded.live_button.description == "End" and live.live_button.description == "Live"
+    for widget in (recorded._transport.back, recorded._transport.play, recorded.live_button):
+        assert "engine" not in widget.tooltip
+    assert "engine" in live._transport.back.tooltip
