@@ -1,11 +1,12 @@
 """The transport of a widget: which step its views show."""
 
+import html
 from typing import Any
 
 import ipywidgets as w
 
 from explorer.base import Clock
-from explorer.canvas.transport import RECORDED
+from explorer.canvas.transport import RECORDED, replayed
 from explorer.i18n import _
 
 
@@ -38,8 +39,14 @@ class TransportBar:
             tooltip=RECORDED["live"] if recorded else _("Always show the newest step"),
             layout={"width": "66px"},
         )
+        past = replayed()
+        self.past = w.HTML(  # while the step shown is not the newest of a running engine
+            f'<span title="{html.escape(past["hint"])}" style="font-size:12px;white-space:nowrap;padding:1px 8px;border-radius:99px;'
+            f'border:1px solid {past["colour"]}">{past["sign"]} {html.escape(past["word"])}</span>',
+            layout={"display": "none"},
+        )
         self.box = w.Box(
-            [self.back, self.play, self.forward, self.slider, self.live],
+            [self.back, self.play, self.forward, self.slider, self.past, self.live],
             layout={
                 "display": "flex",
                 "flex_flow": "row wrap",
@@ -91,6 +98,7 @@ class TransportBar:
                     slider.min, slider.max = first, high
             for widget, name, value in (
                 (slider, "value", shown),
+                (self.past.layout, "display", "none" if clock.live or self._store.replayed else None),
                 (self.live, "value", clock.live),
                 (self.play, "description", _("Pause") if clock.live or clock.playing else _("Play")),
                 (self.back, "disabled", shown <= first),

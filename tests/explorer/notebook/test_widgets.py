@@ -109,6 +109,16 @@ def test_a_view_of_a_saved_run_needs_no_torch(run: Bench, tmp_path: Any) -> None
 # -- traits --------------------------------------------------------------------------------------------------------------
 
 
+def test_a_step_in_the_past_carries_the_replayed_badge(run: Bench) -> None:
+    widget = explorer.KVCacheView(run.session)
+    past = widget._transport.past
+    assert "replayed" in past.value and past.layout.display == "none"
+    widget.step = 4
+    assert past.layout.display is None
+    widget.live = True
+    assert past.layout.display == "none"
+
+
 def test_step_live_and_selection_are_one_with_the_clock(run: Bench) -> None:
     widget = explorer.KVCacheView(run.session)
     clock = widget.clock
