@@ -10,6 +10,13 @@ PAGE_SX = {
     "& .sidebar": {"backgroundColor": "background.default"},
 }  # fmt: skip
 
+# A tooltip of the sidebar stands below its button: to the right the sidebar's edge would cut it off.
+TIP_BELOW = """
+:host { position: relative; }
+.MuiTooltip-popper { inset: 100% auto auto 0 !important; transform: none !important; width: max-content; max-width: 230px; pointer-events: none !important; }
+.MuiTooltip-popper .MuiTooltip-tooltip { margin: 4px 0 0 !important; } .MuiTooltip-popper .MuiTooltip-arrow { display: none; }
+"""
+
 STATUS_CSS = """
 :host { min-width: 0; flex: 1; }
 .line { display: flex; justify-content: flex-end; gap: 4px 16px; font-size: 13px; white-space: nowrap; overflow: hidden; }

@@ -19,6 +19,7 @@ from explorer.export.tables import TABLES, csv_bytes, parquet_bytes
 from explorer.i18n import _
 from explorer.replay import Replay, at_rest
 from explorer.runs import SHIPPED
+from explorer.shell_style import TIP_BELOW
 from explorer.store import EventStore
 
 Say = Callable[[str], None]
@@ -36,7 +37,15 @@ class TakeOut:
         self._refused = False  # whether the last thing said is that something could not be opened
         self.runs = []
         for run in SHIPPED.values():
-            button = pmui.Button(label=run.title, icon="replay", variant="text", size="small", margin=0, description=run.what)
+            button = pmui.Button(
+                label=run.title,
+                icon="replay",
+                variant="text",
+                size="small",
+                margin=0,
+                description=run.what,
+                stylesheets=[TIP_BELOW],
+            )
             button.on_click(partial(self._shipped, run.name))
             self.runs.append(button)
         self._makers = {

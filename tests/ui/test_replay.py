@@ -45,6 +45,16 @@ def test_a_recorded_run_plays_is_labelled_and_can_be_left(page: Page, app: str) 
     expect(page.get_by_role("heading", name="Six questions about one text")).to_be_visible()
 
 
+def test_what_a_recorded_run_shows_is_told_inside_the_sidebar(page: Page, app: str) -> None:
+    page.goto(app)
+    for title in ("Six questions about one text", "More requests than the pool can hold"):
+        page.get_by_text(title).first.hover()
+        box = page.get_by_role("tooltip").bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 268  # the sidebar's width: it cuts off what is beyond
+        page.mouse.move(800, 400)
+        expect(page.get_by_role("tooltip")).to_have_count(0)
+
+
 def test_a_file_is_opened_and_a_damaged_one_is_refused(
     page: Page, app: str, tmp_path: Path, well_behaved: list[str], make_run: Callable[[int], Path]
 ) -> None:
