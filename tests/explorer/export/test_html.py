@@ -20,6 +20,7 @@ from explorer.mirror import Mirror, to_text
 from explorer.pages import PAGES
 from explorer.runs import SHIPPED
 from explorer.store import EventStore
+from explorer.theme import in_file
 from tests.engine.events.simulate import simulate
 
 
@@ -51,7 +52,11 @@ def shown(recording: Recording, frame: int) -> dict[tuple[str, str], Any]:
 def truly(store: EventStore, slug: str, step: int, first: int) -> dict[tuple[str, str], Any]:
     """The same of a real view that was made at the first step and went straight to ``step``."""
     clock = Clock(step=first, live=False)
-    view = PAGES[slug].build(store, None, clock)
+    token = in_file.set(True)
+    try:
+        view = PAGES[slug].build(store, None, clock)
+    finally:
+        in_file.reset(token)
     mirror = Mirror(view)
     mirror.spec()
     clock.goto(step, store.first_step, store.last_step)
