@@ -50,7 +50,8 @@ def test_what_a_recorded_run_shows_is_told_inside_the_sidebar(page: Page, app: s
     for title in ("Six questions about one text", "More requests than the pool can hold"):
         page.get_by_text(title).first.hover()
         box = page.get_by_role("tooltip").bounding_box()
-        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 268  # the sidebar's width: it cuts off what is beyond
+        assert box is not None and box["x"] >= 0
+        assert box["x"] + box["width"] <= 268  # the width of the sidebar, which cuts off what is beyond
         page.mouse.move(800, 400)
         expect(page.get_by_role("tooltip")).to_have_count(0)
 
