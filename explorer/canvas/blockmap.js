@@ -340,6 +340,12 @@ class BlockMap {
       this.asking = 0;
       if (this.tipBlock < 0) return;
       this.model.set("hovered", this.tipBlock); this.model.save_changes();
+      clearTimeout(this.waiting);
+      this.waiting = setTimeout(() => {  // an answer that was lost on its way is asked for again
+        if (this.tipBlock < 0 || (this.model.get("detail") || {}).block_id === this.tipBlock) return;
+        this.model.set("hovered", -1); this.model.save_changes();
+        this.askTip();
+      }, 1000);
     }, 50);
   }
 
@@ -388,7 +394,7 @@ class BlockMap {
   remove() {
     this.off.forEach((f) => f());
     this.resizer.disconnect(); this.themes.disconnect();
-    cancelAnimationFrame(this.pending); clearTimeout(this.later); clearTimeout(this.fading); clearTimeout(this.asking);
+    cancelAnimationFrame(this.pending); clearTimeout(this.later); clearTimeout(this.fading); clearTimeout(this.asking); clearTimeout(this.waiting);
     this.root.remove();
   }
 }

@@ -243,6 +243,7 @@ class KVCacheView(ExplorerView):
         block = self.map.hovered
         state = self.state() if state is None else state
         if not 0 <= block < state.num_blocks:
+            self.map.detail = {}  # so that the same answer is one again
             return
         detail = {"block_id": block, "lines": rows.describe_block(state, block, self.texts)}
         if detail != self.map.detail:

@@ -111,6 +111,16 @@ def test_a_block_or_request_that_does_not_exist_is_no_error(sim):
     assert view.map.detail == {} and view.map.marked == b""
 
 
+def test_an_answer_that_was_lost_is_given_again(sim):
+    view = open_view(sim)
+    view.map.hovered = 3
+    told = []
+    view.map.param.watch(lambda event: told.append(event.new.get("block_id")), "detail")
+    view.map.hovered = -1  # the browser asks again
+    view.map.hovered = 3
+    assert told == [None, 3]
+
+
 def test_hover_is_answered_and_kept_up_to_date(sim):
     view = open_view(sim)
     view.map.hovered = 3
