@@ -71,7 +71,7 @@ function render({ model, el }) {
       return;
     }
     const follow = !scroll || scroll.scrollWidth - scroll.scrollLeft - scroll.clientWidth < 2 * CELL;
-    const before = scroll?.scrollLeft ?? 0;
+    const before = scroll?.scrollLeft ?? 0, focused = scroll?.matches(":focus") ?? false;
     const columns = Math.max(...all.map((node) => node[0])) + 1;
     const svg = draw("svg", { width: columns * CELL + 4, height: HEAD + names.length * ROW, role: "img", "aria-label": `${texts.walk}: ${names.length} × ${columns}` });
     for (let column = 0; column < columns; column += 1) svg.append(draw("text", { class: "at", x: x(column), y: 12 }, String(first + column)));
@@ -109,6 +109,7 @@ function render({ model, el }) {
     frame.append(side, scroll);
     body.replaceChildren(frame, ...(leftOut ? [make("div", "note", texts.left_out.replace("{n}", leftOut))] : []));
     scroll.scrollLeft = follow ? scroll.scrollWidth : before;
+    if (focused) scroll.focus({ preventScroll: true });  // whoever walks it by keys goes on while it grows
     cursor = Math.min(cursor, all.length - 1);
     mark();
   }
