@@ -208,6 +208,7 @@ def test_a_dead_engine_says_so_and_can_be_started_again(page: Page, app: str) ->
     send(page, "die")
     alert = page.get_by_role("alert")
     expect(alert.first).to_contain_text("signal 9")
+    page.wait_for_timeout(1500)  # a recorded run comes up in the engine's place, and the page is laid out anew
     page.get_by_role("button", name="Restart the engine").click()
     expect(page.get_by_role("status").first).to_have_text("Running")
     send(page, "a new life")
