@@ -1,14 +1,12 @@
 """The engine's configuration: one frozen object, resolved once into facts."""
 
-import functools
 import math
 import os
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-T = TypeVar("T")
+from engine.strict import strict
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Knobs that reconfigure() may change: at the next step, or after the running requests have drained.
@@ -36,22 +34,6 @@ _KNOWN: dict[str, tuple[Any, ...]] = {  # name -> every value the design gives i
     "quantization": (None, "int8", "int8_w8a8", "int4", "int3", "int2", "nf4", "fp8", "gptq", "awq"),
     "attention_backend": ("auto", "torch", "triton"),
 }
-
-
-def strict(cls: type[T]) -> type[T]:
-    """Class decorator of a keyword-only dataclass: an unknown name is a ValueError that lists the known ones, not a TypeError."""
-    init: Callable[..., None] = cls.__init__
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-
-    @functools.wraps(init)
-    def checked(self: T, *args: Any, **values: Any) -> None:
-        for name in values:
-            if name not in known:
-                raise ValueError(f"unknown {cls.__name__} field {name!r}; known: {', '.join(known)}")
-        init(self, *args, **values)
-
-    cls.__init__ = checked  # type: ignore[assignment]
-    return cls
 
 
 @strict

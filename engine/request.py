@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from engine.config import strict
+from engine.strict import strict
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 

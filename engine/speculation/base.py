@@ -1,0 +1,112 @@
+"""What every drafter is: it proposes tokens, and the target's own pass over them decides (``engine.speculation.verify``).
+
+A step is schedule, draft, run, commit. The scheduler reserves room for up to K tokens after a request's last one; the drafter
+fills it, or less of it; the target computes all of them in one pass, and ``verify`` says which are kept.
+
+A draft is a tree: node i stands for one token, ``parents[i]`` for the node it follows (-1: the request's last token). A
+chain is the tree in which everyone has one child. Parents come before their children, and the children of one node in the
+order in which they were proposed (for a sampled draft: drawn).
+
+Shapes: N nodes of a draft, V vocabulary, T tokens of a step, E hidden_size.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(slots=True)
+class Draft:
+    """What a drafter proposes for one request in one step.
+
+    ``failure``: why there is none, where that is no matter of course (NaN in the draft's logits).
+
+    ``q``: float64 [N, V]; row i is the distribution (after the request's own processors) that node i was drawn from: for later
+    siblings the same row, what their elder siblings took is left out by whoever verifies. None: nothing was drawn at random, or it
+    was drawn with the number that the target draws with ("coupled"); the target's own draw decides then.
+    """
+
+    token_ids: list[int]
+    parents: list[int]
+    q: torch.Tensor | None = None
+    probs: list[float] = field(
+        default_factory=list
+    )  # the drafter's probability of each node's token, for the record; NaN: it has none
+    tops: list[list[tuple[int, float]]] = field(
+        default_factory=list
+    )  # its likeliest (token, probability) there, for the record; may be []
+    failure: str = ""
+    found_at: int | None = None  # n-gram, Lookahead: position in the sequence, or number in the pool, of what was copied
+
+    @classmethod
+    def chain(cls, token_ids: Sequence[int], **more: Any) -> "Draft":
+        return cls(list(token_ids), list(range(-1, len(token_ids) - 1)), **more)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == list(range(-1, len(self.parents) - 1))
+
+    def depths(self) -> list[int]:
+        """Of each node, from 1."""
+        out: list[int] = []
+        for parent in self.parents:
+            out.append(1 if parent < 0 else out[parent] + 1)
+        return out
+
+    def children(self, node: int) -> list[int]:
+        """Of a node (-1: of the request's last token), in the order in which they were proposed."""
+        return [i for i, parent in enumerate(self.parents) if parent == node]
+
+    def cut(self, count: int) -> "Draft":
+        """The first ``count`` nodes: parents come first, so it is a draft again."""
+        q = None if self.q is None else self.q[:count]
+        return Draft(
+            self.token_ids[:count], self.parents[:count], q, self.probs[:count], self.tops[:count], self.failure, self.found_at
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One request that a draft is wanted for: its blocks have room for ``count`` more tokens after ``request.num_tokens``.
+
+    Its KV is computed up to the last token but one: ``request.num_computed_tokens == request.num_tokens - 1``.
+    """
+
+    request: Any  # engine.request.Request
+    count: int  # K, at least 1 (of a tree: nodes)
+
+
+class Drafter(ABC):
+    """One way to propose. One per engine; ``propose`` is called once a step with all who want a draft."""
+
+    method: str
+    needs_features = False  # whether ``observe`` is to be given what the head reads, of every position that was computed
+
+    @abstractmethod
+    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+        """A draft for each, in order, of at most ``count`` nodes; an empty one where it has nothing to propose.
+
+        Drawn with the request's own seed, so that a run can be repeated. NaN in a draft's logits gives an empty draft with
+        ``failure`` set: the request goes on without.
+        """
+
+    def observe(self, runs: Sequence[Any], features: torch.Tensor | None) -> None:
+        """The target's pass of this step is done and committed: ``runs`` (engine.runner.Scheduled) in the order of the rows of
+        ``features`` [T, E] (what the head reads; None unless ``needs_features``). A run's rows are its tokens
+        ``start .. start + num_tokens - 1``; of a draft only the accepted path has been kept by now, in ``run.kept_rows``."""
+
+    def covers(self, block_ids: Sequence[int]) -> int:
+        """How many leading blocks of a cached prefix can be taken over: the drafter's own KV must be filled there, too."""
+        return len(block_ids)
+
+    def copy_blocks(self, src: Sequence[int], dst: Sequence[int]) -> None:
+        """The pool copies blocks (copy-on-write): what the drafter keeps under the same ids goes with them."""
+
+    def forget(self, request_id: str) -> None:
+        """The request has left, or starts again from its tokens. Fine for one that is not known."""
