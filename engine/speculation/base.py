@@ -82,6 +82,18 @@ class Wanted:
     count: int  # K, at least 1 (of a tree: nodes)
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step computed and kept of one request: the positions ``start .. start + len(rows) - 1``.
+
+    ``rows``: where each of them lies in the features of that pass (of a draft: the last token's, then the accepted nodes').
+    """
+
+    request: Any
+    start: int
+    rows: list[int]
+
+
 class Drafter(ABC):
     """One way to propose. One per engine; ``propose`` is called once a step with all who want a draft."""
 
@@ -96,17 +108,16 @@ class Drafter(ABC):
         ``failure`` set: the request goes on without.
         """
 
-    def observe(self, runs: Sequence[Any], features: torch.Tensor | None) -> None:
-        """The target's pass of this step is done and committed: ``runs`` (engine.runner.Scheduled) in the order of the rows of
-        ``features`` [T, E] (what the head reads; None unless ``needs_features``). A run's rows are its tokens
-        ``start .. start + num_tokens - 1``; of a draft only the accepted path has been kept by now, in ``run.kept_rows``."""
+    def observe(self, computed: Sequence["Computed"], features: torch.Tensor | None) -> None:  # noqa: B027
+        """The target's pass of this step is done and committed. ``features`` [T, E]: what the head reads, of the rows of that pass;
+        None unless ``needs_features``. Of a draft only the accepted path is told. Requests that have finished are left out."""
 
     def covers(self, block_ids: Sequence[int]) -> int:
         """How many leading blocks of a cached prefix can be taken over: the drafter's own KV must be filled there, too."""
         return len(block_ids)
 
-    def copy_blocks(self, src: Sequence[int], dst: Sequence[int]) -> None:
+    def copy_blocks(self, src: Sequence[int], dst: Sequence[int]) -> None:  # noqa: B027
         """The pool copies blocks (copy-on-write): what the drafter keeps under the same ids goes with them."""
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, request_id: str) -> None:  # noqa: B027
         """The request has left, or starts again from its tokens. Fine for one that is not known."""
