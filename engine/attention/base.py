@@ -14,16 +14,37 @@ from engine.model.config import ModelConfig
 @dataclass(frozen=True, slots=True)
 class Span:
     """The tokens of one request in a step: rows ``row .. row + num_tokens - 1`` of the packed batch are its positions
-    ``start .. start + num_tokens - 1``. ``slots``: int64 [start + num_tokens], where K and V of each of its positions lie."""
+    ``start .. start + num_tokens - 1``. ``slots``: int64 [start + num_tokens], where K and V of each of its positions lie.
+
+    A tree of n tokens after the context (its root first) has two things more: ``ancestors``, bool [n, n]: row i sees what row j
+    stored (itself included; every row sees all of the context), and ``positions``, int64 [n]: start + the row's depth, where it
+    stands in its own sequence. Its K and V lie one after another all the same, at ``slots[start:]``. None: a chain.
+    """
 
     row: int
     start: int
     num_tokens: int
     slots: "np.ndarray[Any, np.dtype[np.int64]]"
+    ancestors: "np.ndarray[Any, np.dtype[np.bool_]] | None" = None
+    positions: "np.ndarray[Any, np.dtype[np.int64]] | None" = None
 
     @property
     def end(self) -> int:
         return self.start + self.num_tokens
+
+
+def tree_rows(parents: Sequence[int]) -> "tuple[np.ndarray[Any, np.dtype[np.bool_]], np.ndarray[Any, np.dtype[np.int64]]]":
+    """What a run of 1 + N rows (row 0: the root; row 1 + i: node i, after node ``parents[i]``, -1: after the root) may see, and
+    how deep each row is: bool [1 + N, 1 + N] and int64 [1 + N]. ValueError unless parents come before their children."""
+    n = len(parents) + 1
+    seen = np.eye(n, dtype=np.bool_)
+    depth = np.zeros(n, dtype=np.int64)
+    for i, parent in enumerate(parents):
+        if not -1 <= parent < i:
+            raise ValueError(f"the parent of node {i} must lie in [-1, {i}), got {parent}")
+        seen[i + 1] |= seen[parent + 1]
+        depth[i + 1] = depth[parent + 1] + 1
+    return seen, depth
 
 
 class Attention(ABC):
@@ -37,8 +58,8 @@ class Attention(ABC):
 
     @abstractmethod
     def plan(self, spans: Sequence[Span], kv: torch.Tensor, dtype: torch.dtype) -> Any:
-        """Whatever is the same in all layers of a step (indices, masks, views). Any order of ``spans`` is right; decodes first,
-        shortest first, is cheapest. ``kv``: the pool of all layers, ``KVCache.tensor``; ``dtype``: of the queries."""
+        """Whatever is the same in all layers of a step (indices, masks, views). Any order of ``spans`` is right; those
+        with few tokens first, equally many side by side, shortest first, is cheapest. ``kv``: the pool of all layers, ``KVCache.tensor``; ``dtype``: of the queries."""
 
     @abstractmethod
     def run(self, plan: Any, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:

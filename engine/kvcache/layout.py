@@ -58,15 +58,33 @@ class KVCache:
         if src:
             self.tensor[:, self._ids(dst)] = self.tensor[:, self._ids(src)]
 
+    def move(self, src_slots: Sequence[int], dst_slots: Sequence[int]) -> None:
+        """Copy the K and V of single tokens in all layers: the accepted path of a tree moves to the slots of its positions.
+
+        All sources are read before any destination is written. ValueError for slots that are not there, or a destination
+        that is named twice.
+        """
+        if len(src_slots) != len(dst_slots):
+            raise ValueError(f"as many sources as destinations are needed, got {len(src_slots)} and {len(dst_slots)}")
+        if len(set(dst_slots)) != len(dst_slots):
+            raise ValueError(f"a destination is named twice: {list(dst_slots)}")
+        if src_slots:
+            slots = self.tensor.flatten(1, 2)
+            src, dst = (self._within(which, self.num_slots, "slots") for which in (src_slots, dst_slots))
+            slots[:, dst] = slots[:, src]
+
     def fill_blocks(self, block_ids: Sequence[int], value: float) -> None:
         """Overwrite blocks in all layers; tests fill freed blocks with NaN so that a stray read shows."""
         if block_ids:
             self.tensor[:, self._ids(block_ids)] = value
 
     def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
-        if min(block_ids) < 0 or max(block_ids) >= self.num_blocks:
-            raise ValueError(f"block ids must lie in [0, {self.num_blocks}), got {min(block_ids)} to {max(block_ids)}")
-        return torch.tensor(list(block_ids), device=self.tensor.device)
+        return self._within(block_ids, self.num_blocks, "block ids")
+
+    def _within(self, ids: Sequence[int], count: int, what: str) -> torch.Tensor:
+        if min(ids) < 0 or max(ids) >= count:
+            raise ValueError(f"{what} must lie in [0, {count}), got {min(ids)} to {max(ids)}")
+        return torch.tensor(list(ids), device=self.tensor.device)
 
 
 def block_slots(block_ids: Sequence[int], block_size: int) -> "np.ndarray[Any, np.dtype[np.int64]]":

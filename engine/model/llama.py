@@ -165,7 +165,7 @@ class Layer:
 
 
 class Model:
-    """A checkpoint's weights on a device. ``forward`` is the only thing it does."""
+    """A checkpoint's weights on a device, and its forward pass: whole, with what the head reads, or only its first layers."""
 
     def __init__(
         self,
@@ -206,16 +206,40 @@ class Model:
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits [S, vocab_size] in ``compute_dtype``. The tokens' K and V are written into ``kv`` at ``batch.slots``."""
+        return self.head(self._features(batch, kv, batch.sample_rows))
+
+    def forward_with_features(self, batch: Batch, kv: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """``forward``, and what the head reads (after the final norm) at every row: logits [S, vocab_size], features [T, hidden_size]."""
+        features = self._features(batch, kv, None)
+        wanted = features if batch.sample_rows is None else features.index_select(0, batch.sample_rows)
+        return self.head(wanted), features
+
+    def first_layers(self, batch: Batch, kv: KVCache, count: int) -> torch.Tensor:
+        """What comes out of layer ``count - 1``, before any norm: [T, hidden_size]. Only the layers before ``count`` run, and
+        only their K and V are written. ValueError unless ``count`` lies in [1, num_layers]."""
+        if not 1 <= count <= len(self.layers):
+            raise ValueError(f"the layers to run must lie in [1, {len(self.layers)}], got {count}")
+        x, cos, sin = self._enter(batch)
+        for layer, pool in zip(self.layers[:count], kv.layers):
+            x = layer.forward(x, batch, cos, sin, pool, None)
+        return x
+
+    def _enter(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Embeddings [T, hidden_size], cos and sin."""
         x = self.embedding.index_select(0, batch.token_ids).to(self.compute_dtype)
-        cos, sin = self.rope.at(batch.positions, batch.end)
-        if self.single_row is not None and x.shape[0] == 1 and batch.sample_rows is None:
+        return x, *self.rope.at(batch.positions, batch.end)
+
+    def _features(self, batch: Batch, kv: KVCache, rows: torch.Tensor | None) -> torch.Tensor:
+        """What the head reads at ``rows`` (None: at all)."""
+        x, cos, sin = self._enter(batch)
+        if self.single_row is not None and x.shape[0] == 1 and rows is None:
             function = self.single_row.function()
             if function is not None:
-                return self.head(self.norm(self._one_row(function, x, batch, cos, sin, kv)))
+                return self.norm(self._one_row(function, x, batch, cos, sin, kv))
         last = len(self.layers) - 1
         for i, (layer, pool) in enumerate(zip(self.layers, kv.layers)):
-            x = layer.forward(x, batch, cos, sin, pool, batch.sample_rows if i == last else None)
-        return self.head(self.norm(x))
+            x = layer.forward(x, batch, cos, sin, pool, rows if i == last else None)
+        return self.norm(x)
 
     def _one_row(
         self, function: Function, x: torch.Tensor, batch: Batch, cos: torch.Tensor, sin: torch.Tensor, kv: KVCache

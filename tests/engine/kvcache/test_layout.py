@@ -59,6 +59,21 @@ def test_copies_and_fills_reach_all_layers_and_nothing_else():
     kv.fill_blocks([], 1.0)
 
 
+def test_an_accepted_path_moves_token_by_token():
+    kv = KVCache(CONFIG, 4, 3, "cpu", torch.float32)
+    kv.tensor.copy_(torch.randn_like(kv.tensor))
+    before = [layer.clone() for layer in kv.layers]
+    kv.move([7, 3, 4], [3, 4, 11])  # 3 and 4 are sources and destinations: read before they are written
+    for layer, old in zip(kv.layers, before):
+        assert torch.equal(layer[[3, 4, 11]], old[[7, 3, 4]])
+        untouched = [slot for slot in range(12) if slot not in (3, 4, 11)]
+        assert torch.equal(layer[untouched], old[untouched])
+    kv.move([], [])
+    for src, dst in (([0], []), ([0], [12]), ([-1], [0]), ([1, 2], [5, 5])):
+        with pytest.raises(ValueError, match=r"got|named twice"):
+            kv.move(src, dst)
+
+
 def test_what_does_not_exist_is_refused():
     kv = KVCache(CONFIG, 4, 2, "cpu", torch.float32)
     for src, dst in (([0], []), ([0], [4]), ([-1], [0])):
