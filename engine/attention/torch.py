@@ -83,7 +83,7 @@ class _Gather:
 class _Few:
     rows: slice
     size: int  # B
-    keys: tuple[torch.Tensor, ...] | torch.Tensor  # each layer's [1, L, 2, K, D], views of the pool; or their slots, int64 [B * L]
+    keys: tuple[torch.Tensor, ...] | torch.Tensor  # views [1, L, 2, K, D] of each layer; or the slots, int64 [B * L]
     mask: torch.Tensor  # [B or 1, 1, n * G, L], added to the scores
     heads: _Heads
 
