@@ -8,6 +8,9 @@ key and a 128-bit counter into 128 random bits. The key is the request's seed; t
     word 2   stream (0: the token itself; other uses get numbers of their own)
     word 3   sibling (which of several draws at the same place; 0 where there is one)
 
+Speculation draws what it drafts, what it tests and what it puts in place of a rejected token each from a stream of its own. The
+branches of a tree share the numbers of a position: no more than one of them is ever followed, so none is used twice.
+
 So a token drawn in a batch of 32 gets the same u as the same token drawn alone, or replayed from a log.
 """
 
@@ -18,6 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 STREAM_TOKEN = 0
+STREAM_DRAFT = 1  # the drafter's own draw
+STREAM_ACCEPT = 2  # the test of a drafted token
+STREAM_RESIDUAL = 3  # the token in place of a rejected one
 
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57  # multipliers and key increments of the paper, table 2
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85

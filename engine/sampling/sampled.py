@@ -33,6 +33,17 @@ class SampleRow:
     output_token_ids: Sequence[int] = ()
     counts: TokenCounts | None = None
 
+    def after(self, tokens: Sequence[int]) -> "SampleRow":
+        """The row that follows when these tokens come first; this one stays as it is."""
+        row = SampleRow(self.params, self.seed, self.sample_index, self.position + len(tokens))
+        if self.params.penalised:
+            row.prompt_token_ids, row.output_token_ids = self.prompt_token_ids, [*self.output_token_ids, *tokens]
+            if self.counts is not None:
+                self.counts.update(self.output_token_ids)
+                row.counts = self.counts.copy()
+                row.counts.update(row.output_token_ids)
+        return row
+
 
 @dataclass(slots=True)
 class Sampled:

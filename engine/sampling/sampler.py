@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling import selection
+from engine.sampling.distribution import Distributions, weigh
 from engine.sampling.processors import NEG_INF, Penalised, TokenCounts, penalise
 from engine.sampling.rng import uniform, uniforms
 from engine.sampling.sampled import Sampled, SampleRow, failed, told
@@ -89,26 +90,63 @@ class Sampler:
             one.u, one.prob, one.nucleus_size, one.nucleus_mass = None, math.exp(logprob), 0, 0.0
         return out
 
+    @torch.inference_mode()
+    def tell(
+        self, logits: Tensor, rows: Sequence[SampleRow], chosen: Sequence[tuple[int, float, float | None]],
+        observe_top: int | None = None,
+    ) -> list[Sampled]:  # fmt: skip
+        """What ``sample`` tells, of tokens that were chosen otherwise (by an accept test): token, probability and u, a row.
+
+        Everything else is measured as where the sampler draws itself: filters, masses, candidates.
+        """
+        if logits.shape != (len(rows), self.vocab_size) or len(chosen) != len(rows):
+            raise ValueError(
+                f"logits must be [{len(rows)}, {self.vocab_size}], with a token each, got {list(logits.shape)} and {len(chosen)}"
+            )
+        tokens = torch.tensor([token for token, _, _ in chosen], device=logits.device)
+        out = self._draw(logits, list(rows), observe_top, tokens)
+        for one, (_, prob, u) in zip(out, chosen, strict=True):
+            one.prob, one.u = prob, u
+        return out
+
+    @torch.inference_mode()
+    def distributions(self, logits: Tensor, rows: Sequence[SampleRow]) -> Distributions:
+        """What ``sample`` draws from: all processors applied to rows [S, V], float64; at temperature 0 all mass is on one token.
+
+        A row with NaN, or with nothing above -inf, is reported, and the others are not affected. ValueError for a shape that
+        does not fit.
+        """
+        if logits.shape != (len(rows), self.vocab_size):
+            raise ValueError(f"logits must be [{len(rows)}, {self.vocab_size}] (rows, vocabulary), got {list(logits.shape)}")
+        x = self._penalised(logits.float(), list(rows))[0]
+        if bool((x.amax(-1) == math.inf).any()):
+            x = _limit(x)
+        return weigh(x, _table(list(rows), self.vocab_size, draw=False), self._head)
+
     def _greedy(self, logits: Tensor, rows: list[SampleRow], _: int | None) -> list[Sampled]:
         """Rows of temperature 0 that nobody observes: the first of the largest logits, and no exponentials."""
         values, ids = _argmax(self._penalised(logits, rows)[0])
         host = torch.stack([values.double(), ids.double()]).cpu()
         return [failed(v) or Sampled(int(i), nucleus_mass=0.0) for v, i in zip(*host.tolist(), strict=True)]
 
-    def _draw(self, logits: Tensor, rows: list[SampleRow], observe_top: int | None) -> list[Sampled]:
-        """Rows that are drawn, or observed."""
+    def _draw(
+        self, logits: Tensor, rows: list[SampleRow], observe_top: int | None, chosen: Tensor | None = None
+    ) -> list[Sampled]:
+        """Rows that are drawn, or observed. ``chosen`` [S]: the tokens, where they are not to be drawn here."""
         raw = logits if logits.dtype == torch.float32 else self._buffer("raw", logits).copy_(logits)
         penalised, changed = self._penalised(raw, rows)
         wanted = [-1 if r.params.logprobs is None else r.params.logprobs for r in rows]
         listed = min(max(*wanted, -1 if observe_top is None else observe_top), self.vocab_size)  # -1: nobody observes
-        table = _table(rows, self.vocab_size)
-        host = self._measure(raw, penalised, table, listed, changed)
+        table = _table(rows, self.vocab_size, draw=chosen is None)
+        host = self._measure(raw, penalised, table, listed, changed, chosen)
         infinite = np.flatnonzero(host["top"] == math.inf)
         if infinite.size:  # take the limit (all mass on the tokens at +inf), and look again at these rows
             at = torch.from_numpy(infinite).to(raw.device)
             limit = _limit(raw[at])
             penalised_limit = limit if penalised is raw else _limit(penalised[at])
-            again = self._measure(limit, penalised_limit, table[:, infinite], listed)
+            again = self._measure(
+                limit, penalised_limit, table[:, infinite], listed, tokens=None if chosen is None else chosen[at]
+            )
             for name, values in again.items():
                 host[name][infinite] = values
         return told(host, rows, table, observe_top)
@@ -135,16 +173,18 @@ class Sampler:
             total = selection.mass(logits, top, temperature)
         pick = selection.walk_head(h, draws, total.unsqueeze(-1), self.vocab_size)
         if tokens is not None:
-            pick = replace(pick, token_id=tokens, resolved=torch.ones_like(tokens, dtype=torch.bool))
+            pick = replace(pick, token_id=tokens)
         if listed >= 0:
             seen |= selection.stages(h, draws, total.unsqueeze(-1), self.vocab_size)
             seen |= selection.look(raw, logits, raw_head, torch.as_tensor(pick.token_id), listed)
         host = _to_host({"top": top, "total": total, **vars(pick), **seen})
-        self._walk_whole(raw, logits, table, listed, host)
+        self._walk_whole(raw, logits, table, listed, host, tokens is not None)
         return host
 
-    def _walk_whole(self, raw: Tensor, logits: Tensor, table: np.ndarray, listed: int, host: dict[str, np.ndarray]) -> None:
-        """Mend in ``host`` the rows that their heads did not settle."""
+    def _walk_whole(
+        self, raw: Tensor, logits: Tensor, table: np.ndarray, listed: int, host: dict[str, np.ndarray], chosen: bool
+    ) -> None:
+        """Mend in ``host`` the rows that their heads did not settle. ``chosen``: the tokens stay as they are."""
         unsettled = host["resolved"] == 0
         if listed >= 0:
             unsettled |= (host["looked"] == 0) | (host["staged"] == 0)
@@ -158,7 +198,9 @@ class Sampler:
             found: dict[str, Any] = {}
             draw, total = table[:, i], float(host["total"][i])
             if not host["resolved"][i]:
-                found = vars(selection.walk_row(row, draw, total))
+                found = dict(vars(selection.walk_row(row, draw, total)))
+                if chosen:
+                    del found["token_id"]
             if listed >= 0 and not host["staged"][i]:
                 found |= selection.stages_row(row, draw, total)
             if listed >= 0 and (found or not host["looked"][i]):
@@ -265,8 +307,11 @@ def _counts(row: SampleRow) -> TokenCounts:
     return row.counts
 
 
-def _table(rows: list[SampleRow], vocab: int) -> np.ndarray:
-    """The columns of ``Draws`` for these rows: float64 [5, S]. A greedy row is one that keeps its first token."""
+def _table(rows: list[SampleRow], vocab: int, draw: bool = True) -> np.ndarray:
+    """The columns of ``Draws`` for these rows: float64 [5, S]. A greedy row is one that keeps its first token.
+
+    Without ``draw`` every u is 0.
+    """
     table = np.empty((5, len(rows)))
     for i, row in enumerate(rows):
         p = row.params
@@ -275,7 +320,7 @@ def _table(rows: list[SampleRow], vocab: int) -> np.ndarray:
         else:
             temperature = min(max(p.temperature, _COLDEST), _HOTTEST)
             table[:, i] = temperature, min(p.top_k, vocab) if p.top_k > 0 else vocab, p.top_p, p.min_p, 0
-    drawn = [i for i, row in enumerate(rows) if row.params.temperature != 0]
+    drawn = [i for i, row in enumerate(rows) if draw and row.params.temperature != 0]
     if len(drawn) <= _SCALAR_DRAWS:
         for i in drawn:
             table[4, i] = uniform(rows[i].seed, rows[i].sample_index, rows[i].position)
