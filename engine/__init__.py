@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.events.log import EventLog
     from engine.request import CompletionOutput, RequestOutput, SamplingParams
+    from engine.speculation.config import SpeculativeConfig
 
 _HOME = {
     "Engine": "engine.engine",
@@ -25,9 +26,12 @@ _HOME = {
     "SamplingParams": "engine.request",
     "RequestOutput": "engine.request",
     "CompletionOutput": "engine.request",
+    "SpeculativeConfig": "engine.speculation.config",
 }
 
-__all__ = ["CompletionOutput", "Engine", "EngineConfig", "EventLog", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "CompletionOutput", "Engine", "EngineConfig", "EventLog", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

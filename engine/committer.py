@@ -3,7 +3,7 @@
 import functools
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from engine.scheduler import Schedule
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+    from engine.speculation.verify import Verdict
 
 
 @dataclass
@@ -61,19 +62,20 @@ class Committer:
         before = []
         for run in schedule.runs:
             before.append(run.request.num_computed_tokens)
-            run.request.num_computed_tokens += run.num_tokens
-        requests, rows, groups = self._sampling_requests(schedule)
+            run.request.num_computed_tokens += run.num_tokens if run.draft is None else 1
+        requests, rows, groups, drafts = self._sampling_requests(schedule)
         sampled = (
             self._sample(requests, logits if len(requests) == len(rows) == _num_rows(logits) else logits[rows])
             if requests
             else []
         )
         choices = [(group, self.beams.choose(group, logits[at])) for group, at in groups]
+        verdicts = self._verify(schedule, drafts, logits) if drafts else []
         done = time.perf_counter()
         failed = {request.request_id for request, result in zip(requests, sampled, strict=True) if result.error is not None}
         failed |= {beam.request_id for group, choice in choices if choice.error is not None for beam in group.live}
         for run, old in zip(schedule.runs, before, strict=True):
-            if run.request.request_id not in failed:
+            if run.request.request_id not in failed and run.draft is None:
                 self.engine.scheduler.cache_full_blocks(run.request, old)
         for i, (request, result) in enumerate(zip(requests, sampled, strict=True)):
             if result.error is not None:
@@ -89,10 +91,18 @@ class Committer:
                 for beam, row in zip(group.live, at, strict=True):
                     self._record_logits(beam, logits, row)
                 self.beams.take(group, choice)
+        for (i, row), verdict in zip(drafts, verdicts, strict=True):
+            self._take_draft(schedule, i, verdict, logits, row)
+        for run in schedule.runs:
+            if run.num_drafts and run.request.status == "running":
+                self.engine.scheduler.roll_back(run.request)
         return self.take_outputs(), done
 
-    def _sampling_requests(self, schedule: Schedule) -> tuple[list[Request], list[int], list[tuple[BeamGroup, list[int]]]]:
-        """Who gets a token in this step, and from which row of the logits; then the beam searches, with a row for each beam.
+    def _sampling_requests(
+        self, schedule: Schedule
+    ) -> tuple[list[Request], list[int], list[tuple[BeamGroup, list[int]]], list[tuple[int, int]]]:
+        """Who gets a token in this step, and from which row of the logits; then the beam searches, with a row for each beam; then
+        the drafts to verify: which run of the schedule, and the first of its rows.
 
         n > 1 forks here, at the end of the prompt.
         """
@@ -100,8 +110,15 @@ class Committer:
         rows: list[int] = []
         beam_rows: dict[str, int] = {}
         groups: dict[int, BeamGroup] = {}
-        for row, run in enumerate(run for run in schedule.runs if run.sample):
-            request = run.request
+        drafts: list[tuple[int, int]] = []
+        next_row = 0
+        for i, run in enumerate(schedule.runs):
+            row, next_row, request = next_row, next_row + run.num_logits, run.request
+            if run.draft is not None:
+                drafts.append((i, row))
+                continue
+            if not run.sample:
+                continue
             if request.beams is not None:
                 groups[id(request.beams)] = request.beams
                 beam_rows[request.request_id] = row
@@ -112,7 +129,43 @@ class Committer:
                 for index in range(1, request.params.n):
                     requests.append(self.fork(request, index))
                     rows.append(row)
-        return requests, rows, [(group, [beam_rows[beam.request_id] for beam in group.live]) for group in groups.values()]
+        searches = [(group, [beam_rows[beam.request_id] for beam in group.live]) for group in groups.values()]
+        return requests, rows, searches, drafts
+
+    # -- drafts -----------------------------------------------------------------------------------------------------------
+
+    def _verify(self, schedule: Schedule, drafts: list[tuple[int, int]], logits: Any) -> "list[Verdict]":
+        from engine.speculation.verify import Asked, verify
+
+        assert self.engine.config.speculative is not None
+        acceptance = self.engine.config.speculative.acceptance
+        asked = []
+        for i, row in drafts:
+            run = schedule.runs[i]
+            asked.append(Asked(run.draft, row, _sample_row(run.request), acceptance))
+        recorder = self.engine.recorder
+        return verify(asked, logits, self.sampler, recorder.tokens_top if recorder.on else None)
+
+    def _take_draft(self, schedule: Schedule, i: int, verdict: "Verdict", logits: Any, row: int) -> None:
+        """The tokens that a draft gave, one by one as if each had come in a step of its own, up to one that ends the request."""
+        run = schedule.runs[i]
+        request, position = run.request, run.request.num_tokens
+        if verdict.error is not None:
+            self.engine.pool.forget(request.block_ids)
+            self.finish(request, "error", verdict.error)
+            return
+        self.engine.runner.compact(run, verdict.path)
+        for n, sampled in enumerate(verdict.sampled):
+            request.num_computed_tokens = request.num_tokens  # of all but the target's own the KV is there
+            self.engine.scheduler.cache_full_blocks(request, request.num_tokens - 1)
+            self._record_logits(request, logits, row if n == 0 else row + 1 + verdict.path[n - 1])
+            self._append(request, sampled)
+            if request.status == "finished":
+                break
+        kept = request.num_tokens - position
+        schedule.runs[i] = replace(run, accepted=tuple(verdict.path[:kept]))
+        if self.engine.recorder.on:
+            self._record_verdict(request, run, verdict, kept)
 
     def fork(self, parent: Request, index: int) -> Request:
         """A sibling or a beam that goes on from the parent's KV, blocks shared."""

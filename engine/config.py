@@ -6,11 +6,12 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from engine.speculation.config import SpeculativeConfig
 from engine.strict import strict
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Knobs that reconfigure() may change: at the next step, or after the running requests have drained.
-LIVE_KNOBS = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill")
+LIVE_KNOBS = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill", "speculative")
 DRAINING_KNOBS = ("block_size", "num_kv_blocks")
 
 _BUILT: dict[str, tuple[Any, ...]] = {  # name -> the values that this version can run
@@ -21,7 +22,6 @@ _BUILT: dict[str, tuple[Any, ...]] = {  # name -> the values that this version c
     "kv_cache_dtype": ("auto",),
     "quantization": (None,),
     "quantization_group_size": (None,),
-    "speculative": (None,),
     "attention_backend": ("auto", "torch"),
     "swap_space": (0,),
 }
@@ -63,7 +63,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
     quantization_group_size: int | None = None
-    speculative: Any = None
+    speculative: SpeculativeConfig | None = None  # or a dict of its fields
     attention_backend: str = "auto"
     enforce_eager: bool = False  # never compile: every operator is called one by one
     seed: int = 0
@@ -75,6 +75,7 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _integer_in(name, getattr(self, name), 1, high)
         _integer_in("seed", self.seed, 0, 2**64 - 1)
+        object.__setattr__(self, "speculative", _speculative(self.speculative))
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))
         if not isinstance(self.model, str) or not self.model:
@@ -105,6 +106,15 @@ class EngineConfig:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _speculative(value: Any) -> SpeculativeConfig | None:
+    """A dict is what comes from a file or another process."""
+    if value is None or isinstance(value, SpeculativeConfig):
+        return value
+    if not isinstance(value, dict) or "method" not in value:
+        raise ValueError(f"speculative must be None, a SpeculativeConfig or a dict with its method, got {value!r}")
+    return SpeculativeConfig(**value)
 
 
 def _real(value: Any) -> bool:

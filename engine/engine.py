@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out, one step at a time. ``step()`` is schedule, run, commit.
+"""The engine: requests in, tokens out, one step at a time. ``step()`` is schedule, (draft,) run, commit.
 
 Not thread-safe: one thread owns an Engine. For an engine in a process of its own see ``engine.process``.
 """
@@ -25,6 +25,8 @@ from engine.loading import Parts, load_parts, make_kv_cache, make_runner
 from engine.output import TextStream
 from engine.request import Request, SamplingParams, request_seed
 from engine.scheduler import Schedule, Scheduler
+from engine.speculation.config import SpeculativeConfig
+from engine.speculation.speculator import SpecDecodeMetrics, Speculator
 from engine.timing import cache_timings
 
 _log = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ class Engine(Generation):
         self.kv: Any = None
         self.runner: Any = None
         self._requests: dict[str, list[Request]] = {}  # unfinished, by group: the siblings of n > 1
+        self.speculator: Speculator | None = None
+        self.spec_decode_metrics = SpecDecodeMetrics()
         self.build_cache()
         self.committer = Committer(self)
 
@@ -74,6 +78,16 @@ class Engine(Generation):
             for request in old.waiting:
                 request.block_hashes = []  # another block size, other blocks
                 self.scheduler.add(request)
+        self.speculate(self.config.speculative)
+
+    def speculate(self, config: SpeculativeConfig | None) -> None:
+        """From the next step on drafts come from this drafter; None: there are none. ValueError where it does not fit: nothing changes."""
+        speculator = None if config is None else Speculator(self, config, self.spec_decode_metrics)
+        self.speculator = self.scheduler.speculator = speculator
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters since the engine was made, under vLLM's names."""
+        return self.spec_decode_metrics.as_dict()
 
     # -- requests in ---------------------------------------------------------------------------------------------------
 
@@ -236,21 +250,37 @@ class Engine(Generation):
         schedule = self.scheduler.schedule()
         t1 = time.perf_counter()
         try:
-            logits = self._run(schedule)
+            self._copy_blocks(schedule)
+            if self.speculator is not None:
+                self.speculator.draft(schedule)
+            t2 = time.perf_counter()
+            logits, features = self._run(schedule)
         except BaseException as error:
             self._fail(schedule, error)
             raise
-        t2 = time.perf_counter()
-        outputs, t3 = self.committer.commit(schedule, logits)
+        t3 = time.perf_counter()
+        outputs, t4 = self.committer.commit(schedule, logits)
+        if self.speculator is not None:
+            self.speculator.observe(schedule, features, draft_s=t2 - t1, forward_s=t3 - t2)
         if self.recorder.on:
-            reporting.record_step(self, schedule, (t0, t1, t2, t3, time.perf_counter()))
+            reporting.record_step(self, schedule, (t0, t1, t2, t3, t4, time.perf_counter()))
         self.knobs.apply_draining()
         return outputs + self.committer.take_outputs()
 
-    def _run(self, schedule: Schedule) -> Any:
+    def _copy_blocks(self, schedule: Schedule) -> None:
         if schedule.copies:
-            self.kv.copy_blocks([src for src, _ in schedule.copies], [dst for _, dst in schedule.copies])
-        return self.runner.run(schedule.runs) if schedule.runs else None
+            src, dst = [src for src, _ in schedule.copies], [dst for _, dst in schedule.copies]
+            self.kv.copy_blocks(src, dst)
+            if self.speculator is not None:
+                self.speculator.drafter.copy_blocks(src, dst)
+
+    def _run(self, schedule: Schedule) -> tuple[Any, Any]:
+        """Logits, a row for each that is wanted; and what the head reads, where the drafter wants to know."""
+        if not schedule.runs:
+            return None, None
+        if self.speculator is not None and self.speculator.needs_features:
+            return self.runner.run_with_features(schedule.runs)
+        return self.runner.run(schedule.runs), None
 
     def _fail(self, schedule: Schedule, error: BaseException) -> None:
         """The forward pass broke: those who were in it are told, the others can go on."""
@@ -288,6 +318,8 @@ class Engine(Generation):
         """A request has finished: forget it, but for its tokens."""
         self.history.remember(request)
         self.runner.forget(request.request_id)
+        if self.speculator is not None:
+            self.speculator.forget(request.request_id)
         group = self._requests[request.group_id]
         group.remove(request)
         if not group:

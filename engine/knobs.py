@@ -1,10 +1,12 @@
 """The knobs of an engine: what changes at the next step, what waits until the running requests have drained."""
 
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from engine.config import DRAINING_KNOBS, LIVE_KNOBS
 from engine.events.types import KnobChanged, PoolResized
+from engine.speculation.config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -18,6 +20,11 @@ _FIXED_SAMPLING = (
     "length_penalty",
     "early_stopping",
 )  # cannot change while a request runs
+
+
+def plain(value: Any) -> Any:
+    """A knob's value as events carry it."""
+    return asdict(value) if isinstance(value, SpeculativeConfig) else value
 
 
 class Knobs:
@@ -39,6 +46,11 @@ class Knobs:
         coming = {name: value for name, (value, _) in self.draining.items()}  # is rebuilt together with what is asked now
         coming |= {name: value for name, value in knobs.items() if name in DRAINING_KNOBS}
         engine.parts.check_pool_fits(engine.config.changed(**coming), held=engine.kv.nbytes)
+        if "speculative" in knobs:
+            wanted = engine.config.changed(speculative=knobs["speculative"]).speculative
+            knobs["speculative"] = wanted
+            if wanted != engine.config.speculative:
+                engine.speculate(wanted)  # ValueError where the drafter does not fit: before anything is changed
         for name, value in knobs.items():
             if name in DRAINING_KNOBS:
                 if value == getattr(engine.config, name):
@@ -49,9 +61,11 @@ class Knobs:
                 self.draining[name] = (value, by)
                 self._record(name, getattr(engine.config, name), value, by, draining=True)
             elif value != getattr(engine.config, name):
-                self._record(name, getattr(engine.config, name), value, by)
-                engine.config = engine.config.changed(**{name: value})
-                setattr(engine.scheduler, name, value)
+                old, changed = engine.config, engine.config.changed(**{name: value})
+                self._record(name, plain(getattr(old, name)), plain(getattr(changed, name)), by)
+                engine.config = changed
+                if name != "speculative":
+                    setattr(engine.scheduler, name, value)
                 if name == "enable_prefix_caching" and not value:
                     engine.pool.forget_all()
         engine.scheduler.draining = bool(self.draining)

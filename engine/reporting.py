@@ -9,6 +9,7 @@ from engine.config import DRAINING_KNOBS, LIVE_KNOBS
 from engine.events.recorder import Recorder
 from engine.events.types import EngineStarted, RequestAdded, RequestState, Run, Snapshot, StepDone
 from engine.hardware.cost import step_cost
+from engine.knobs import plain
 from engine.request import Request
 from engine.scheduler import Schedule
 
@@ -30,7 +31,7 @@ def snapshot(engine: "Engine") -> Snapshot:
         step=engine.recorder.step, time_ns=time.monotonic_ns(), num_blocks=pool.num_blocks, block_size=pool.block_size,
         ref_counts=list(pool.ref_counts), cached=pool.index.hashes(), lru=pool.lru_order(),
         requests=[_request_state(r) for r in (*scheduler.running, *scheduler.waiting)],
-        knobs={name: getattr(engine.config, name) for name in LIVE_KNOBS + DRAINING_KNOBS},
+        knobs={name: plain(getattr(engine.config, name)) for name in LIVE_KNOBS + DRAINING_KNOBS},
     )  # fmt: skip
 
 
@@ -44,23 +45,29 @@ def record_added(recorder: Recorder, request: Request) -> None:
 
 
 def record_step(engine: "Engine", schedule: Schedule, times: tuple[float, ...]) -> None:
-    """``times`` (perf_counter, seconds): start, scheduled, forward pass done, sampled, committed."""
+    """``times`` (perf_counter, seconds): start, scheduled, drafted, forward pass done, sampled, committed."""
     recorder, pool, scheduler = engine.recorder, engine.pool, engine.scheduler
-    runs = [Run(r.request.request_id, _phase(r), r.start, r.num_tokens, r.sample) for r in schedule.runs]
+    runs = [_run(r) for r in schedule.runs]
     cost = step_cost(engine.parts.cost_facts, runs)
     ms = [1e3 * (b - a) for a, b in pairwise(times)]
     record_ns, recorder.record_ns = recorder.record_ns, 0
     recorder.emit(
         StepDone, runs=runs, num_waiting=len(scheduler.waiting), num_running=len(scheduler.running),
         token_budget=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs, used_blocks=pool.num_used,
-        cached_free_blocks=pool.num_cached_free, schedule_ms=ms[0], forward_ms=ms[1], sample_ms=ms[2], commit_ms=ms[3],
+        cached_free_blocks=pool.num_cached_free, schedule_ms=ms[0], draft_ms=ms[1], forward_ms=ms[2], sample_ms=ms[3], commit_ms=ms[4],
         step_ms=sum(ms), record_ms=record_ns / 1e6, flops=cost.flops, weight_bytes=cost.weight_bytes,
         kv_read_bytes=cost.kv_read_bytes, kv_write_bytes=cost.kv_write_bytes,
     )  # fmt: skip
 
 
+def _run(run: Any) -> Run:
+    drafts = 0 if run.draft is None else len(run.draft)
+    return Run(run.request.request_id, _phase(run), run.start, run.num_tokens, run.sample, drafts, len(run.accepted))
+
+
 def _phase(run: Any) -> str:
-    return "decode" if run.num_tokens == 1 and run.start >= run.request.num_prompt_tokens else "prefill"
+    one = run.num_tokens == 1 or run.draft is not None
+    return "decode" if one and run.start >= run.request.num_prompt_tokens else "prefill"
 
 
 def sampling_facts(request: Request) -> dict[str, Any]:

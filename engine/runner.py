@@ -7,9 +7,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from engine.attention.base import Attention, Span, create_attention
+from engine.attention.base import Attention, Span, create_attention, tree_rows
 from engine.kvcache.layout import KVCache, block_slots
 from engine.model.llama import Batch, Model
+from engine.speculation.base import Draft
 
 
 class RequestLike(Protocol):
@@ -22,12 +23,22 @@ class RequestLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """Positions ``start .. start + num_tokens - 1`` of a request; ``sample``: the logits after the last one are wanted."""
+    """Positions ``start .. start + num_tokens - 1`` of a request; ``sample``: the logits after the last one are wanted.
+
+    With a draft they are the request's last token and the draft's nodes behind it, and the logits after each are wanted.
+    """
 
     request: Any  # RequestLike
     start: int
     num_tokens: int
     sample: bool
+    num_drafts: int = 0  # places reserved for a draft; how many it fills is the drafter's affair
+    draft: Draft | None = None
+    accepted: tuple[int, ...] = ()  # nodes of the draft that were kept, once it is verified
+
+    @property
+    def num_logits(self) -> int:
+        return self.num_tokens if self.draft is not None else int(self.sample)
 
 
 class _Table:
@@ -60,37 +71,55 @@ class Runner:
         self._tables: dict[str, _Table] = {}
 
     def run(self, scheduled: Sequence[Scheduled]) -> torch.Tensor:
-        """Logits [number of items with ``sample``, vocab_size], in order, in the dtype the model computes in.
+        """Logits [sum of ``num_logits``, vocab_size], in order, in the dtype the model computes in.
 
         ValueError: nothing scheduled, or tokens or blocks that the request does not have.
         """
         with torch.inference_mode():
-            return self.model.forward(self._batch(scheduled), self.kv)
+            return self.model.forward(self._batch(scheduled)[0], self.kv)
+
+    def run_with_features(self, scheduled: Sequence[Scheduled]) -> tuple[torch.Tensor, torch.Tensor]:
+        """``run``, and what the head reads at every token, in order: [sum of ``num_tokens``, hidden_size]."""
+        with torch.inference_mode():
+            batch, first_rows = self._batch(scheduled)
+            logits, features = self.model.forward_with_features(batch, self.kv)
+            rows = [first + i for first, item in zip(first_rows, scheduled, strict=True) for i in range(item.num_tokens)]
+            in_order = rows == list(range(len(rows)))
+            return logits, features if in_order else features[torch.tensor(rows, device=features.device)]
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept for a request. Fine for one that was never run."""
         self._tables.pop(request_id, None)
 
-    def _batch(self, scheduled: Sequence[Scheduled]) -> Batch:
+    def _batch(self, scheduled: Sequence[Scheduled]) -> tuple[Batch, list[int]]:
+        """The step's tensors, and the first row of each item in them."""
         if not scheduled:
             raise ValueError("nothing is scheduled")
-        # Decodes first, by length, so that attention finds requests of similar length side by side.
-        order = sorted(range(len(scheduled)), key=lambda i: (scheduled[i].num_tokens > 1, scheduled[i].start))
+        # Decodes first, then equally many tokens side by side, by length: so attention finds similar requests next to each other.
+        order = sorted(range(len(scheduled)), key=lambda i: (scheduled[i].num_tokens, scheduled[i].start))
         tokens: list[int] = []
         spans: list[Span] = []
-        last_row = [0] * len(scheduled)
+        first_rows = [0] * len(scheduled)
         for i in order:
             item = scheduled[i]
             span = self._span(item, len(tokens))
             spans.append(span)
+            first_rows[i] = len(tokens)
             tokens += item.request.token_ids[item.start : span.end]
-            last_row[i] = len(tokens) - 1
-        sampled = [row for row, item in zip(last_row, scheduled) if item.sample]
+            if item.draft is not None:
+                tokens += item.draft.token_ids
+        sampled = [
+            row
+            for first, item in zip(first_rows, scheduled)
+            for row in range(first + item.num_tokens - item.num_logits, first + item.num_tokens)
+        ]
         everything = sampled == list(range(len(tokens)))
-        positions = np.concatenate([np.arange(s.start, s.end, dtype=np.int64) for s in spans])
+        positions = np.concatenate(
+            [np.arange(s.start, s.end, dtype=np.int64) if s.positions is None else s.positions for s in spans]
+        )
         slots = np.concatenate([s.slots[s.start :] for s in spans])
         device = self.model.device
-        return Batch(
+        batch = Batch(
             token_ids=torch.tensor(tokens, device=device),
             positions=torch.from_numpy(positions).to(device),
             slots=torch.from_numpy(slots).to(device),
@@ -99,10 +128,19 @@ class Runner:
             attention=self.attention,
             plan=self.attention.plan(spans, self.kv.tensor, self.model.compute_dtype),
         )
+        return batch, first_rows
+
+    def compact(self, item: Scheduled, path: Sequence[int]) -> None:
+        """Move the K and V of a tree's accepted path to the slots of its positions."""
+        slots = self._tables[item.request.request_id].slots
+        moves = [(int(slots[item.start + 1 + node]), int(slots[item.start + 1 + i])) for i, node in enumerate(path) if node != i]
+        if moves:
+            self.kv.move([src for src, _ in moves], [dst for _, dst in moves])
 
     def _span(self, item: Scheduled, row: int) -> Span:
         request, end = item.request, item.start + item.num_tokens
-        if item.start < 0 or item.num_tokens < 1 or end > len(request.token_ids):
+        drafts = 0 if item.draft is None else len(item.draft)
+        if item.start < 0 or item.num_tokens < 1 or end > len(request.token_ids) + drafts:
             raise ValueError(
                 f"{request.request_id}: positions {item.start} to {end - 1} are scheduled, it has {len(request.token_ids)} tokens"
             )
@@ -112,4 +150,7 @@ class Runner:
         table.update(request.block_ids)
         if end > len(table.slots):
             raise ValueError(f"{request.request_id}: {end} tokens need more than its {len(request.block_ids)} blocks")
-        return Span(row, item.start, item.num_tokens, table.slots[:end])
+        if item.draft is None or item.draft.is_chain:
+            return Span(row, item.start, item.num_tokens, table.slots[:end])
+        ancestors, depths = tree_rows(item.draft.parents)
+        return Span(row, item.start, item.num_tokens, table.slots[:end], ancestors, item.start + depths)

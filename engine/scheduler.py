@@ -1,13 +1,14 @@
 """Who runs in the next step, and for how many tokens.
 
-The scheduler thinks in token counts only: a prefill chunk, a decode and the recomputation after a preemption are all
-"n tokens of one request, from position start". Running requests come first, then the waiting ones in order of
+The scheduler thinks in token counts only: a prefill chunk, a decode, the recomputation after a preemption and a draft to
+verify are all "n tokens of one request, from position start". Running requests come first, then the waiting ones in order of
 arrival, until the token budget, the batch size or the pool is used up (Sarathi-Serve's stall-free batching,
 arXiv 2403.02310, as vLLM does it).
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from engine.events.recorder import Recorder
 from engine.events.types import PrefixLookup, RequestPreempted
@@ -15,6 +16,9 @@ from engine.kvcache.pool import BlockPool
 from engine.kvcache.prefix import PrefixMatch, block_hash
 from engine.request import Request
 from engine.runner import Scheduled
+
+if TYPE_CHECKING:
+    from engine.speculation.speculator import Speculator
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.enable_prefix_caching = enable_prefix_caching
         self.enable_chunked_prefill = enable_chunked_prefill
+        self.speculator: Speculator | None = None
         self.draining = False  # admit nobody: the pool is about to be rebuilt
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -85,7 +90,8 @@ class Scheduler:
         schedule = Schedule()
         budget, preempted = self._schedule_running(schedule, self.max_num_batched_tokens)
         if not preempted:
-            self._admit_waiting(schedule, budget)
+            budget = self._admit_waiting(schedule, budget)
+            self._reserve_drafts(schedule, budget)
         return schedule
 
     def _schedule_running(self, schedule: Schedule, budget: int) -> tuple[int, bool]:
@@ -114,27 +120,28 @@ class Scheduler:
             i += len(unit)
         return budget, preempted
 
-    def _admit_waiting(self, schedule: Schedule, budget: int) -> None:
+    def _admit_waiting(self, schedule: Schedule, budget: int) -> int:
         while self.waiting and budget > 0:
             request = self.waiting[0]
             leader = self._leader(request)
             if leader is None and (self.draining or len(self.running) >= self.max_num_seqs):
-                return
+                break
             if leader is not None and leader.num_tokens - leader.num_computed_tokens > 1:
-                return  # what it wants to share is not computed yet
+                break  # what it wants to share is not computed yet
             match = self._look_up(request) if leader is None else self._shared_with(leader, request)
             hit = len(match.block_ids) * self.pool.block_size
             count = self._chunk(request.num_tokens - self._held(request) - hit, budget)
             if count > budget and schedule.runs:
-                return  # whole prompts only: it waits for a step of its own
+                break  # whole prompts only: it waits for a step of its own
             # The whole request must fit, not just its first chunk: else it would be preempted half way, again and again.
             blocks = self._blocks_to_admit(request, leader) - len(match.block_ids)
             if blocks > self.pool.num_free - self.pool.num_reclaimed_by(match.block_ids):
-                return
+                break
             self._admit(request, match, hit)
             self._grow(request, count, schedule)
             self._append(schedule, request, count)
             budget -= count
+        return budget
 
     def _chunk(self, count: int, budget: int) -> int:
         """How many of ``count`` tokens fit. Without chunked prefill a prompt longer than the budget runs alone, whole."""
@@ -143,6 +150,32 @@ class Scheduler:
     def _append(self, schedule: Schedule, request: Request, count: int) -> None:
         start = request.num_computed_tokens
         schedule.runs.append(Scheduled(request, start, count, start + count == request.num_tokens))
+
+    # -- drafts ------------------------------------------------------------------------------------------------------------
+
+    def _reserve_drafts(self, schedule: Schedule, budget: int) -> None:
+        """Room behind the last token of those who decode, from what budget and pool have left: nobody is held up by a guess."""
+        if self.speculator is None:
+            return
+        for i, run in enumerate(schedule.runs):
+            if budget <= 0:
+                return
+            if not run.sample or run.num_tokens != 1:
+                continue
+            held = len(run.request.block_ids)
+            room = (held + self.pool.num_free) * self.pool.block_size - run.request.num_tokens
+            count = min(self.speculator.num_wanted(run.request), budget, room)
+            if count > 0:
+                self._grow(run.request, 1 + count, schedule)
+                schedule.runs[i] = replace(run, num_drafts=count)
+                budget -= count
+
+    def roll_back(self, request: Request) -> None:
+        """Blocks behind the last one that holds a computed token go back: what was proposed there was rejected, or never came."""
+        kept = self._num_blocks(request.num_computed_tokens)
+        if kept < len(request.block_ids):
+            self.pool.free(request.request_id, request.block_ids[kept:])
+            del request.block_ids[kept:]
 
     # -- the beams of a request --------------------------------------------------------------------------------------------
     # Their next tokens are chosen together, so their last ones run in the same step, or not at all. They are preempted together,
@@ -249,6 +282,8 @@ class Scheduler:
             request.block_ids = []
             request.num_computed_tokens = 0
             request.status = "preempted"
+            if self.speculator is not None:
+                self.speculator.forget(request.request_id)
             self.waiting.appendleft(request)
 
     # -- the prefix cache -------------------------------------------------------------------------------------------------
@@ -265,7 +300,12 @@ class Scheduler:
             return PrefixMatch(miss_reason="disabled")
         self.extend_hashes(request)
         tokens = request.token_ids[: request.num_tokens - self._held(request)]
-        return self.pool.index.match(tokens, request.block_hashes, request.cache_root)
+        match = self.pool.index.match(tokens, request.block_hashes, request.cache_root)
+        covered = len(match.block_ids) if self.speculator is None else self.speculator.covers(match.block_ids)
+        if covered == len(match.block_ids):
+            return match
+        self.pool.forget(match.block_ids[covered:])  # so that the ones computed in their place can be found instead
+        return PrefixMatch(match.block_ids[:covered], "not in the drafter's cache")
 
     def _admit(self, request: Request, match: PrefixMatch, hit: int) -> None:
         recompute = request.status == "preempted"

@@ -165,7 +165,7 @@ def _step_done(state: "State", e: StepDone) -> None:
         if view.status == "finished":
             continue
         view.status = "running"
-        end = _tokens(run.start + run.num_tokens)
+        end = _tokens(run.end)
         view.num_computed_tokens = end
         if run.sampled:  # the token at position ``end`` now exists
             view.num_output_tokens = end + 1 - len(view.prompt_token_ids)

@@ -121,10 +121,17 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one request did in one step."""
 
     request_id: str
-    phase: str  # "prefill" | "decode"
+    phase: str  # "prefill" | "decode" (also with a draft to verify)
     start: int  # first position computed
     num_tokens: int
     sampled: bool  # whether this step produced a token for it
+    num_drafts: int = 0  # of num_tokens, proposed by a drafter and computed to be verified
+    num_accepted: int = 0  # of these, kept
+
+    @property
+    def end(self) -> int:
+        """One more than the last position that is computed afterwards."""
+        return self.start + self.num_tokens - self.num_drafts + self.num_accepted
 
 
 class StepDone(Event, frozen=True, kw_only=True):

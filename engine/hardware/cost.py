@@ -1,6 +1,6 @@
 """What one engine step costs, counted: operations and bytes, from the model's facts and who ran how many tokens.
 
-A multiply-add is two operations. Counted are the linear layers, the head for the positions that are sampled, and
+A multiply-add is two operations. Counted are the linear layers, the head for the positions that are sampled (or verified), and
 attention over the keys that a token sees (its layer's sliding window respected). Norms, rotary embedding, activation
 and softmax are left out. Bytes are what the algorithm must move at least: every weight once a step (of the embedding
 table only the rows looked up), the K and V a request's tokens see once per run, and the new tokens' K and V.
@@ -22,6 +22,8 @@ class RunLike(Protocol):
     def num_tokens(self) -> int: ...
     @property
     def sampled(self) -> bool: ...
+    @property
+    def num_drafts(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ def step_cost(facts: CostFacts, runs: Iterable[RunLike]) -> StepCost:
     pairs = keys = 0.0
     for run in runs:
         tokens += run.num_tokens
-        sampled += bool(run.sampled)
+        sampled += bool(run.sampled) and 1 + run.num_drafts
         for window, layers in facts.windows:
             pairs += layers * query_key_pairs(run.start, run.num_tokens, window)
             keys += layers * keys_seen(run.start, run.num_tokens, window)

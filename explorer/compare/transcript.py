@@ -181,7 +181,7 @@ class _Reader:
         for run in e.runs:
             trace = self.open.get(run.request_id)
             if run.sampled and trace is not None:
-                count = run.start + run.num_tokens + 1 - len(trace.prompt_token_ids)
+                count = run.end + 1 - len(trace.prompt_token_ids)
                 trace.num_output_tokens = max(trace.num_output_tokens, count)
 
     def knob_changed(self, e: KnobChanged) -> None:

@@ -4,12 +4,14 @@ import copy
 import dataclasses
 import math
 import pickle
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.config import DRAINING_KNOBS, LIVE_KNOBS, EngineConfig
+from engine.speculation.config import SpeculativeConfig
 
 NAN, INF = math.nan, math.inf
 
@@ -103,7 +105,6 @@ NOT_BUILT: list[tuple[str, Any]] = [
     ("kv_cache_dtype", "fp8"),
     *(("quantization", method) for method in ["int8", "int8_w8a8", "int4", "int3", "int2", "nf4", "fp8", "gptq", "awq"]),
     ("quantization_group_size", 32),
-    ("speculative", "ngram"),
     ("attention_backend", "triton"),
     ("swap_space", 4),
     ("swap_space", 0.5),
@@ -167,3 +168,36 @@ def test_changed_leaves_the_original_alone() -> None:
 def test_the_knobs_are_fields() -> None:
     names = {f.name for f in dataclasses.fields(EngineConfig)}
     assert set(LIVE_KNOBS) <= names and set(DRAINING_KNOBS) <= names and not set(LIVE_KNOBS) & set(DRAINING_KNOBS)
+
+
+def test_speculation_is_configured_by_an_object_or_by_its_fields() -> None:
+    config = SpeculativeConfig("ngram", num_speculative_tokens=3)
+    assert EngineConfig(speculative=config) == EngineConfig(speculative=asdict(config))
+    assert EngineConfig(**EngineConfig(speculative=config).as_dict()).speculative == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("ngram", "speculative must be None, a SpeculativeConfig or a dict with its method, got 'ngram'"),
+        ({}, "a dict with its method"),
+        ({"method": "magic"}, r"method must be one of .*, got 'magic'"),
+        ({"method": "ngram", "foo": 1}, "unknown SpeculativeConfig field 'foo'"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 17},
+            r"num_speculative_tokens must be an integer in \[0, 16\] or 'auto', got 17",
+        ),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens"),
+        ({"method": "ngram", "model": "x"}, "model must be None for ngram"),
+        ({"method": "eagle", "acceptance": "typical"}, "acceptance must be 'rejection' or 'coupled' but for medusa"),
+        ({"method": "draft_model", "tree": (2, 1)}, "tree must be None for draft_model"),
+        ({"method": "medusa", "tree": 3}, "tree must be None or a sequence of integers, got 3"),
+        ({"method": "medusa", "tree": (0,)}, r"tree must be integers in \[1, 16\], at most 64 together"),
+        ({"method": "medusa", "tree": (16,) * 5}, "at most 64 together"),
+        ({"method": "ngram", "prompt_lookup_min": 5}, r"prompt_lookup_min must be at most prompt_lookup_max \(4\), got 5"),
+        ({"method": "eagle", "exit_layer": 3}, "exit_layer must be None, or for layer_skip an integer >= 1"),
+    ],
+)
+def test_speculation_that_makes_no_sense_is_refused(fields: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(speculative=fields)

@@ -19,8 +19,8 @@ def facts(dtype: str = "float32", **changes: object) -> tuple[dict, CostFacts]:
     return model, CostFacts.from_facts(model, dtype)
 
 
-def run(start: int, num_tokens: int, sampled: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(start=start, num_tokens=num_tokens, sampled=sampled)
+def run(start: int, num_tokens: int, sampled: bool = True, num_drafts: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(start=start, num_tokens=num_tokens, sampled=sampled, num_drafts=num_drafts)
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
@@ -57,6 +57,8 @@ def test_weights_are_read_once_whatever_the_batch_and_the_head_only_to_sample():
     silent = step_cost(cost, [run(5, 1, sampled=False)])
     assert one.weight_bytes - silent.weight_bytes == 50 * 24 * 4
     assert one.flops - silent.flops == 2 * 50 * 24
+    plain, draft = step_cost(cost, [run(5, 4)]), step_cost(cost, [run(5, 4, num_drafts=3)])  # the head for each of them
+    assert draft.flops - plain.flops == 3 * 2 * 50 * 24
     assert step_cost(cost, []).flops == step_cost(cost, []).weight_bytes == 0
 
 

@@ -1,0 +1,148 @@
+"""What an engine speculates with: asks its drafter before a step's forward pass, tells it afterwards what was kept, and counts."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from engine.events.types import DraftNode, DraftProposed
+from engine.runner import Scheduled
+from engine.speculation.base import Computed, Draft, Drafter, Wanted
+from engine.speculation.config import SpeculativeConfig
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+    from engine.request import Request
+    from engine.scheduler import Schedule
+
+
+class SpecDecodeMetrics:
+    """Counts since the engine was made, under the names that vLLM gives them."""
+
+    def __init__(self) -> None:
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self.num_accepted_tokens_per_pos: list[int] = []
+
+    def add(self, draft: Draft, accepted: Sequence[int]) -> None:
+        self.num_drafts += 1
+        self.num_draft_tokens += len(draft)
+        self.num_accepted_tokens += len(accepted)
+        per_pos = self.num_accepted_tokens_per_pos
+        per_pos += [0] * (max(draft.depths(), default=0) - len(per_pos))
+        for position in range(len(accepted)):
+            per_pos[position] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "vllm:spec_decode_num_drafts": self.num_drafts,
+            "vllm:spec_decode_num_draft_tokens": self.num_draft_tokens,
+            "vllm:spec_decode_num_accepted_tokens": self.num_accepted_tokens,
+            "vllm:spec_decode_num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
+        }
+
+
+class Speculator:
+    """Between one engine and its drafter. There is none while ``EngineConfig.speculative`` is None."""
+
+    def __init__(self, engine: "Engine", config: SpeculativeConfig, metrics: SpecDecodeMetrics) -> None:
+        """ValueError: the drafter cannot be had, or does not fit this engine's model."""
+        self.engine = engine
+        self.config = config
+        self.metrics = metrics
+        self.drafter: Drafter = create_drafter(config, engine)
+        self.needs_features = self.drafter.needs_features
+        self.auto: Any = None
+        self.k = 0  # of the step under way
+
+    # -- for the scheduler -------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        self.k = self.auto.choose() if self.auto is not None else int(self.config.num_speculative_tokens)
+
+    def num_wanted(self, request: "Request") -> int:
+        """Nodes that may be proposed for a request whose last token alone is not computed."""
+        if self.k == 0 or request.beams is not None or _about_to_fork(request):
+            return 0
+        output = request.num_tokens - request.num_prompt_tokens
+        left = min(request.params.max_tokens - output, self.engine.most_tokens(request) - request.num_tokens) - 1
+        depth = min(self.k, left)
+        if depth <= 0:
+            return 0
+        tree = self.config.tree
+        return depth if tree is None else sum(tree[:depth])
+
+    def covers(self, block_ids: Sequence[int]) -> int:
+        return self.drafter.covers(block_ids)
+
+    def forget(self, request_id: str) -> None:
+        self.drafter.forget(request_id)
+
+    # -- one step ----------------------------------------------------------------------------------------------------------
+
+    def draft(self, schedule: "Schedule") -> None:
+        """Fill the places that the scheduler has reserved."""
+        at = [i for i, run in enumerate(schedule.runs) if run.num_drafts]
+        if not at:
+            return
+        wanted = [Wanted(schedule.runs[i].request, schedule.runs[i].num_drafts) for i in at]
+        start = time.perf_counter()
+        drafts = self.drafter.propose(wanted)
+        draft_ms = 1e3 * (time.perf_counter() - start)
+        for i, one, draft in zip(at, wanted, drafts, strict=True):
+            if len(draft) > one.count:
+                raise RuntimeError(f"{self.config.method} proposed {len(draft)} tokens where {one.count} were wanted")
+            if len(draft):
+                schedule.runs[i] = replace(schedule.runs[i], num_tokens=1 + len(draft), draft=draft)
+            if self.engine.recorder.on:
+                self._record(one, draft, draft_ms, len(at))
+
+    def observe(self, schedule: "Schedule", features: Any, draft_s: float, forward_s: float) -> None:
+        """The step is committed: ``schedule.runs`` say what was accepted."""
+        self._count(schedule.runs, draft_s, forward_s)
+        row = 0
+        computed = []
+        for run in schedule.runs:
+            rows = list(range(row, row + run.num_tokens))
+            if run.draft is not None:
+                rows = [rows[0], *(rows[1 + node] for node in run.accepted)]
+            if run.request.status == "running":
+                computed.append(Computed(run.request, run.start, rows))
+            row += run.num_tokens
+        self.drafter.observe(computed, features)
+
+    def _count(self, runs: Sequence[Scheduled], draft_s: float, forward_s: float) -> None:
+        for run in runs:
+            if run.draft is not None:
+                self.metrics.add(run.draft, run.accepted)
+
+    def _record(self, wanted: Wanted, draft: Draft, draft_ms: float, batch_size: int) -> None:
+        text: Callable[[int], str] = self.engine.committer.token_text
+        probs = draft.probs or [math.nan] * len(draft)
+        tops = draft.tops if self.engine.recorder.tokens_top else []
+        nodes = []
+        for i, (token, parent, q) in enumerate(zip(draft.token_ids, draft.parents, probs, strict=True)):
+            top = tops[i] if tops else []
+            ids = [token_id for token_id, _ in top]
+            nodes.append(DraftNode(token, text(token), parent, q, ids, [text(t) for t in ids], [p for _, p in top]))
+        self.engine.recorder.emit(
+            DraftProposed, request_id=wanted.request.request_id, method=self.config.method, position=wanted.request.num_tokens,
+            num_wanted=wanted.count, nodes=nodes, sampled=draft.q is not None, draft_ms=draft_ms, batch_size=batch_size,
+            failure=draft.failure, found_at=-1 if draft.found_at is None else draft.found_at,
+        )  # fmt: skip
+
+
+def _about_to_fork(request: "Request") -> bool:
+    """The prompt of n > 1, whose siblings leave it at its end."""
+    return request.params.n > 1 and request.parent_id is None and request.num_tokens == request.num_prompt_tokens
+
+
+def create_drafter(config: SpeculativeConfig, engine: "Engine") -> Drafter:
+    """The drafter of ``config.method``. ValueError where it does not fit the engine's model."""
+    if config.method == "ngram":
+        from engine.speculation.ngram import NgramDrafter
+
+        return NgramDrafter(config)
+    raise ValueError(f"speculative method {config.method!r} is not built yet")
