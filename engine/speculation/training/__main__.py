@@ -1,0 +1,123 @@
+"""Train the drafters of a model on a CPU: text, features, training, report. What is done is not done again.
+
+python -m engine.speculation.training                    # all of it, about two hours on two cores
+python -m engine.speculation.training --only eagle       # one drafter
+python -m engine.speculation.training --tokens 20000 --minutes 2 --out /tmp/drafters     # a try
+"""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.model.checkpoint import Checkpoint, load_checkpoint
+from engine.model.store import DEFAULT, cache_directory, resolve_model
+from engine.speculation.files import shipped_drafter
+from engine.speculation.training.cards import write_summary
+from engine.speculation.training.features import compute_features
+from engine.speculation.training.generate import generate
+from engine.speculation.training.modules import METHODS, Target, check_target
+from engine.speculation.training.stages import Workshop
+from engine.speculation.training.train import PLANS
+
+_BATCH = 64  # requests at once, when the text is made
+_CONTEXT = 512
+
+
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(
+        prog="python -m engine.speculation.training", description="Train drafters for a model on text that it writes itself."
+    )
+    own.add_argument("--model", default=DEFAULT, help=f"a known name, a path or a Hugging Face id (default: {DEFAULT})")
+    own.add_argument("--tokens", type=int, default=200_000, help="of training text, prompts included (default: %(default)s)")
+    own.add_argument("--vocab", type=int, default=8192, help="size of the draft vocabulary (default: %(default)s)")
+    own.add_argument("--exit-layer", type=int, help="layers before the exit of layer skipping (default: a third of them)")
+    own.add_argument("--only", choices=METHODS, nargs="+", default=list(METHODS), help="train these (default: all)")
+    own.add_argument("--stage", choices=("all", "text", "features", "train", "report"), default="all", help="do only this")
+    own.add_argument("--epochs", type=int, help="passes over the text (default: one number for each drafter)")
+    own.add_argument("--minutes", type=float, help="of training at most, for each drafter")
+    own.add_argument("--text-minutes", type=float, help="of making text at most")
+    own.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: %(default)s)")
+    own.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="go on with what earlier runs left")
+    own.add_argument(
+        "--out", type=Path, default=shipped_drafter("eagle").parent, help="where the drafters go (default: %(default)s)"
+    )
+    own.add_argument("--directory", type=Path, help="where text, features and checkpoints are kept (default: the user's cache)")
+    return own
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    try:
+        run(options)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """All stages that are asked for. ValueError for a model that cannot be trained for, or a number out of range."""
+    checkpoint = load_checkpoint(resolve_model(options.model))
+    check_target(checkpoint.config)
+    layers = checkpoint.config.num_layers
+    exit_layer = max(1, layers // 3) if options.exit_layer is None else options.exit_layer
+    for name, got, low, high in (
+        ("--tokens", options.tokens, 1, 1 << 30),
+        ("--vocab", options.vocab, 1, checkpoint.config.vocab_size),
+        ("--exit-layer", exit_layer, 1, layers - 1),
+        ("--epochs", options.epochs or 1, 1, 10_000),
+    ):
+        if not low <= got <= high:
+            raise ValueError(f"{name} must lie in [{low}, {high}], got {got}")
+    directory = options.directory or cache_directory() / "training" / checkpoint.checksum[:12]
+    stages = ("text", "features", "train", "report") if options.stage == "all" else (options.stage,)
+    if not options.resume:
+        forget(directory, stages)
+    if "text" in stages:
+        make_text(options, directory)
+    target = Target(checkpoint.config, checkpoint.tensors)
+    if "features" in stages:
+        compute_features(target, directory, exit_layer)
+    if "train" in stages or "report" in stages:
+        train_and_report(options, checkpoint, Workshop(checkpoint, target, directory, exit_layer, options.vocab), stages)
+
+
+def forget(directory: Path, stages: tuple[str, ...]) -> None:
+    """Remove what earlier runs of these stages left."""
+    patterns = {"text": ("text-*", "heldout-*", "vocab-*"), "features": ("features*",), "train": ("run-*",), "report": ()}
+    for pattern in [pattern for stage in stages for pattern in patterns[stage]]:
+        for path in directory.glob(f"{pattern}.safetensors"):
+            path.unlink()
+
+
+def make_text(options: argparse.Namespace, directory: Path) -> None:
+    config = EngineConfig(
+        model=options.model, device="cpu", dtype="float32", max_num_seqs=_BATCH, max_num_batched_tokens=1024,
+        max_model_len=_CONTEXT, num_kv_blocks=_BATCH * _CONTEXT // 16,
+    )  # fmt: skip
+    generate(Engine(config), directory, tokens=options.tokens, minutes=options.text_minutes)
+
+
+def train_and_report(options: argparse.Namespace, checkpoint: Checkpoint, shop: Workshop, stages: tuple[str, ...]) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(f"draft vocabulary: {len(shop.ends.vocab):,} tokens, {100 * shop.coverage:.2f}% of held-out text", flush=True)
+    for method in options.only:
+        path = options.out / f"{method}.safetensors"
+        if "train" in stages:
+            plan = PLANS[method] if options.epochs is None else replace(PLANS[method], epochs=options.epochs)
+            trained = shop.train(method, plan, options.minutes)
+            shop.write(trained, path, options.model)
+        elif path.exists():
+            print(f"{method}: {shop.accepted(shop.read(path, method))}", flush=True)
+    print(f"untrained exit after layer {shop.exit_layer}: {shop.untrained_exit()}", flush=True)
+    write_summary(options.out, checkpoint.config, checkpoint.checksum)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""What a drafter's file says of how it was made, and the summary beside the files."""
+
+from pathlib import Path
+
+import torch
+
+from engine.model.config import ModelConfig
+from engine.speculation.files import METHODS, read_drafter
+from engine.speculation.training.evaluate import Acceptance
+from engine.speculation.training.modules import Drafter
+from engine.speculation.training.train import Trainer
+
+_WHAT = {
+    "eagle": "EAGLE layer: one decoder layer over the target's last feature and the next token's embedding; begun at the target's last layer.",
+    "draft_model": "Draft model: {num_layers} decoder layers of the target's width under its embedding and head; begun at the target's first and last layers.",
+    "medusa": "Medusa: {num_heads} heads, one residual block each, begun at zero.",
+    "layer_skip": "Exit after the target's first {exit_layer} layers: a norm and a residual linear adapter, begun at the target's final norm and zero.",
+}
+
+
+def card_of(
+    drafter: Drafter,
+    trainer: Trainer,
+    accepted: Acceptance,
+    *,
+    tokens: int,
+    vocab: int,
+    coverage: float,
+    held_out: int,
+    target: str,
+) -> str:
+    """One paragraph of plain text."""
+    heads = len(drafter.heads) if hasattr(drafter, "heads") else 0  # type: ignore[arg-type]
+    what = _WHAT[drafter.method].format(**{"num_heads": heads, **drafter.settings()})
+    plan = trainer.plan
+    depth = f", draft depths 1 to {plan.depth}" if plan.depth > 1 else ""
+    features = f", smooth L1 on features with weight {plan.feature_loss:g}" if plan.feature_loss else ""
+    return (
+        f"{what} Trained on {tokens:,} tokens that {target} wrote itself (temperatures 0, 0.7 and 1, half through its chat template), "
+        f"{trainer.step:,} steps of about {plan.batch_tokens:,} tokens ({trainer.step / trainer.steps_an_epoch:.1f} passes), "
+        f"{trainer.seconds / 60:.0f} minutes on a CPU with {torch.get_num_threads()} threads; float32, AdamW, learning rate "
+        f"{plan.learning_rate:g} falling along a cosine; loss: KL divergence to the target's distribution over a draft vocabulary of "
+        f"{vocab:,} tokens ({100 * coverage:.1f}% of held-out text){depth}{features}. "
+        f"Greedy drafts of {len(accepted.per_position)} on the text that the target wrote greedily for {held_out} held-out prompts: {accepted}."
+    )
+
+
+def write_summary(directory: Path, config: ModelConfig, sha256: str) -> None:
+    """CARD.md: what lies in the directory, out of the files themselves."""
+    lines = [
+        "# Drafters",
+        "",
+        "Made by `python -m engine.speculation.training`. Licence: that of the target's weights, Apache-2.0. The figures are those of",
+        "`engine/speculation/training/evaluate.py`, which says exactly what is counted.",
+        "",
+    ]
+    for method in METHODS:
+        path = directory / f"{method}.safetensors"
+        if path.exists():
+            file = read_drafter(path, method, config, sha256)
+            lines += [f"## {path.name}", "", f"{path.stat().st_size / 1e6:.1f} MB, for {file.target}. {file.card}", ""]
+    (directory / "CARD.md").write_text("\n".join(lines), encoding="utf-8")
