@@ -24,6 +24,10 @@ class Draft:
 
     ``failure``: why there is none, where that is no matter of course (NaN in the draft's logits).
 
+    ``num_window``: the last so many nodes are only computed (what Lookahead's window finds out), and stand for nothing that could
+    be accepted: ``verify`` leaves them out. After the last ``num_read`` of them the target's likeliest tokens are wanted
+    (``Drafter.observe_window``).
+
     ``q``: float64 [N, V]; row i is the distribution (after the request's own processors) that node i was drawn from: for later
     siblings the same row, what their elder siblings took is left out by whoever verifies. None: nothing was drawn at random, or it
     was drawn with the number that the target draws with ("coupled"); the target's own draw decides then.
@@ -40,6 +44,8 @@ class Draft:
     )  # its likeliest (token, probability) there, for the record; may be []
     failure: str = ""
     found_at: int | None = None  # n-gram, Lookahead: position in the sequence, or number in the pool, of what was copied
+    num_window: int = 0
+    num_read: int = 0
 
     @classmethod
     def chain(cls, token_ids: Sequence[int], **more: Any) -> "Draft":
@@ -47,6 +53,10 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_proposed(self) -> int:
+        return len(self.token_ids) - self.num_window
 
     @property
     def is_chain(self) -> bool:
@@ -64,7 +74,10 @@ class Draft:
         return [i for i, parent in enumerate(self.parents) if parent == node]
 
     def cut(self, count: int) -> "Draft":
-        """The first ``count`` nodes: parents come first, so it is a draft again."""
+        """The first ``count`` nodes: parents come first, so it is a draft again. A window is kept whole or not at all."""
+        if count >= len(self):
+            return self
+        count = min(count, self.num_proposed)
         q = None if self.q is None else self.q[:count]
         return Draft(
             self.token_ids[:count], self.parents[:count], q, self.probs[:count], self.tops[:count], self.failure, self.found_at
@@ -80,6 +93,7 @@ class Wanted:
 
     request: Any  # engine.request.Request
     count: int  # K, at least 1 (of a tree: nodes)
+    window: int = 0  # room for this many nodes more, which are computed and not proposed (``Drafter.num_window``), or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +112,12 @@ class Drafter(ABC):
     """One way to propose. One per engine; ``propose`` is called once a step with all who want a draft."""
 
     method: str
+    num_window = 0  # nodes that it wants computed besides those that it proposes
     needs_features = False  # whether ``observe`` is to be given what the head reads, of every position that was computed
 
     @abstractmethod
     def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """A draft for each, in order, of at most ``count`` nodes; an empty one where it has nothing to propose.
+        """A draft for each, in order, of at most ``count`` proposed nodes (and ``window`` more); an empty one where it has nothing to propose.
 
         Drawn with the request's own seed, so that a run can be repeated. NaN in a draft's logits gives an empty draft with
         ``failure`` set: the request goes on without.
@@ -111,6 +126,9 @@ class Drafter(ABC):
     def observe(self, computed: Sequence["Computed"], features: torch.Tensor | None) -> None:  # noqa: B027
         """The target's pass of this step is done and committed. ``features`` [T, E]: what the head reads, of the rows of that pass;
         None unless ``needs_features``. Of a draft only the accepted path is told. Requests that have finished are left out."""
+
+    def observe_window(self, request: Any, token_ids: Sequence[int]) -> None:  # noqa: B027
+        """The target's likeliest token after each of the last ``num_read`` nodes of the request's draft; before ``observe``."""
 
     def covers(self, block_ids: Sequence[int]) -> int:
         """How many leading blocks of a cached prefix can be taken over: the drafter's own KV must be filled there, too."""
