@@ -25,6 +25,7 @@ class BlockPool:
         self.recorder = recorder
         self.index = index if index is not None else PrefixIndex(block_size)
         self.ref_counts = [0] * num_blocks
+        self.generations = [0] * num_blocks  # how often each was given out to be filled anew: what else is kept of it is then void
         self._free = set(range(num_blocks))  # free and not findable
         self._heap = list(range(num_blocks))  # the same, lowest id first; stale entries are skipped when popped
         self._in_heap = [True] * num_blocks
@@ -66,6 +67,7 @@ class BlockPool:
         for _ in range(count):
             after = self._take(after)
             self.ref_counts[after] = 1
+            self.generations[after] += 1
             blocks.append(after)
         if self.recorder.on and blocks:
             self.recorder.emit(BlockAllocated, request_id=request_id, first_index=first_index, block_ids=blocks)
@@ -131,6 +133,7 @@ class BlockPool:
             raise RuntimeError("no free block to copy into")
         dst = self._take(None)
         self.ref_counts[dst] = 1
+        self.generations[dst] += 1
         self.ref_counts[src] -= 1
         if self.recorder.on:
             self.recorder.emit(

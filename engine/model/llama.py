@@ -208,6 +208,10 @@ class Model:
         """Logits [S, vocab_size] in ``compute_dtype``. The tokens' K and V are written into ``kv`` at ``batch.slots``."""
         return self.head(self._features(batch, kv, batch.sample_rows))
 
+    def features(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+        """What the head reads (after the final norm) at the sampled rows, [S, hidden_size]."""
+        return self._features(batch, kv, batch.sample_rows)
+
     def forward_with_features(self, batch: Batch, kv: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
         """``forward``, and what the head reads (after the final norm) at every row: logits [S, vocab_size], features [T, hidden_size]."""
         features = self._features(batch, kv, None)

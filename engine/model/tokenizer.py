@@ -91,6 +91,11 @@ class Tokenizer:
         """Ids this tokenizer knows. The model's ``config.vocab_size`` may be larger: its table is often padded."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token, as the tokenizer's file writes it, with its id; added ones included."""
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
+
     @cached_property
     def max_token_chars(self) -> int:
         """No token covers more characters of a text than this: a text of n characters has at least n / max_token_chars tokens."""

@@ -1,0 +1,183 @@
+"""What a drafter keeps of each position under the target's block ids, and which of it is there.
+
+A drafter with layers of its own has KV of its own: the same block tables, a tensor of its own. But a block that is found by its
+prefix may hold no entries of the drafter (it was off, or not asked), and one that was given out again holds somebody else's. So
+it is kept for each physical block how many leading entries are good, and for which giving-out (``BlockPool.generations``).
+
+Only entries of tokens that are settled are marked. What was written for drafted tokens is good once they are accepted; until
+then it lies behind the mark, where nobody looks for it.
+
+Shapes: T rows of a pass, E hidden_size.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.attention.base import Attention, Span, create_attention
+from engine.kvcache.layout import KVCache, block_slots
+from engine.kvcache.pool import BlockPool
+from engine.model.config import ModelConfig
+from engine.model.linear import LinearBackend
+from engine.model.llama import Batch, Layer, Model, Rope
+
+Slots = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+class Filled:
+    """Of every physical block: the offsets ``low .. high - 1`` of the entries that are good."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self._low = [0] * pool.num_blocks
+        self._high = [0] * pool.num_blocks
+        self._generation = [-1] * pool.num_blocks
+
+    def _range(self, block: int) -> tuple[int, int]:
+        if self._generation[block] != self.pool.generations[block]:
+            return 0, 0
+        return self._low[block], self._high[block]
+
+    def mark(self, block_ids: Sequence[int], start: int, end: int) -> None:
+        """Positions ``start .. end - 1`` of this table are good now. What was good beside them stays so; with a gap between, it is
+        forgotten."""
+        size = self.pool.block_size
+        for index in range(start // size, -(-end // size)):
+            block, first = block_ids[index], index * size
+            low, high = max(start - first, 0), min(end - first, size)
+            old_low, old_high = self._range(block)
+            if old_low < old_high and old_low <= high and low <= old_high:
+                low, high = min(low, old_low), max(high, old_high)
+            self._low[block], self._high[block], self._generation[block] = low, high, self.pool.generations[block]
+
+    def leading(self, block_ids: Sequence[int]) -> int:
+        """How many positions are good from the first one on."""
+        size = self.pool.block_size
+        for index, block in enumerate(block_ids):
+            low, high = self._range(block)
+            if low or high < size:
+                return index * size + (0 if low else high)
+        return len(block_ids) * size
+
+    def trailing(self, block_ids: Sequence[int], end: int) -> int:
+        """The first position of the good ones that reach up to ``end - 1`` without a gap; ``end`` where there are none."""
+        size = self.pool.block_size
+        while end > 0:
+            index, offset = divmod(end - 1, size)
+            low, high = self._range(block_ids[index])
+            if not low <= offset < high:
+                return end
+            end = index * size + low
+            if low:
+                return end
+        return end
+
+    def last(self, block_ids: Sequence[int], start: int, end: int) -> int:
+        """One more than the last good position of ``start .. end - 1``; ``start`` where there is none."""
+        size = self.pool.block_size
+        for index in range((end - 1) // size, start // size - 1, -1):
+            low, high = self._range(block_ids[index])
+            high = min(index * size + high, end)
+            if high > max(index * size + low, start):
+                return high
+        return start
+
+    def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
+        ranges = [self._range(block) for block in src]
+        for block, (low, high) in zip(dst, ranges, strict=True):
+            self._low[block], self._high[block], self._generation[block] = low, high, self.pool.generations[block]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRun:
+    """Rows of one request in a drafter's pass: positions ``start .. start + count - 1``, which see those from ``first`` on.
+
+    ``slots``: of the request's positions from 0 on. A tree has ``ancestors`` and ``depths`` (of its rows, from 0) beside, see
+    ``Span``; its rows lie in the slots from ``start`` on, and stand at the positions ``start + depths``.
+    """
+
+    slots: "np.ndarray[Any, np.dtype[np.int64]]"
+    start: int
+    count: int
+    first: int = 0
+    ancestors: "np.ndarray[Any, np.dtype[np.bool_]] | None" = None
+    depths: "np.ndarray[Any, np.dtype[np.int64]] | None" = None
+
+
+def request_slots(request: Any, block_size: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    return block_slots(request.block_ids, block_size)
+
+
+def draft_batch(
+    token_ids: Sequence[int], runs: Sequence[DraftRun], kv: KVCache, attention: Attention, dtype: torch.dtype,
+    last_rows: bool = True,
+) -> Batch:  # fmt: skip
+    """The tensors of a drafter's pass. ``dtype``: of its activations; ``last_rows``: only the last row of each run is wanted."""
+    spans: list[Span] = []
+    positions: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+    slots: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+    row = 0
+    for run in runs:
+        end = run.start + run.count
+        at = np.arange(run.start, end, dtype=np.int64) if run.depths is None else run.start + run.depths
+        # The window that the attention sees begins at ``first``; only the rotary embedding knows where that is.
+        relative = None if run.ancestors is None else at - run.first
+        spans.append(Span(row, run.start - run.first, run.count, run.slots[run.first : end], run.ancestors, relative))
+        positions.append(at)
+        slots.append(run.slots[run.start : end])
+        row += run.count
+    device = kv.tensor.device
+    where = np.concatenate(positions) if len(runs) > 1 else positions[0]
+    into = np.concatenate(slots) if len(runs) > 1 else slots[0].copy()
+    sample_rows = None
+    if last_rows and row > len(runs):
+        sample_rows = torch.tensor([span.row + span.num_tokens - 1 for span in spans], device=device)
+    return Batch(
+        torch.tensor(token_ids, dtype=torch.int64, device=device),
+        torch.from_numpy(where).to(device),
+        torch.from_numpy(into).to(device),
+        sample_rows,
+        int(where.max()) + 1,
+        attention,
+        attention.plan(spans, kv.tensor, dtype),
+    )
+
+
+class DraftLayers:
+    """Decoder layers of a drafter, shaped like the target's (plain Llama layers), with their KV under the target's block ids."""
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], num_layers: int, model: Model, backend: LinearBackend, pool: BlockPool
+    ) -> None:
+        """``tensors``: ``layers.{i}.*`` by Hugging Face name."""
+        self.config = layers_config(model.config, num_layers)
+        named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        self.layers = [Layer(self.config, named, i, backend) for i in range(num_layers)]
+        self.rope: Rope = model.rope
+        self.dtype = model.compute_dtype
+        self.attention = create_attention("torch", self.config)
+        self.kv = KVCache(self.config, pool.num_blocks, pool.block_size, model.device, model.dtype)
+
+    def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """``x`` [T, E] -> what comes out of the last layer at ``batch.sample_rows`` (None: at all)."""
+        cos, sin = self.rope.at(batch.positions, batch.end)
+        last = len(self.layers) - 1
+        for i, (layer, pool) in enumerate(zip(self.layers, self.kv.layers)):
+            x = layer.forward(x, batch, cos, sin, pool, batch.sample_rows if i == last else None)
+        return x
+
+    def batch(self, token_ids: Sequence[int], runs: Sequence[DraftRun], last_rows: bool = True) -> Batch:
+        return draft_batch(token_ids, runs, self.kv, self.attention, self.dtype, last_rows)
+
+
+def layers_config(config: ModelConfig, num_layers: int) -> ModelConfig:
+    """Plain Llama layers of the target's sizes."""
+    from dataclasses import replace
+
+    return replace(
+        config, num_layers=num_layers, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False,
+        sliding_windows=(None,) * num_layers,
+    )  # fmt: skip
