@@ -19,13 +19,14 @@ from engine.model.store import DEFAULT, cache_directory, resolve_model
 from engine.speculation.files import shipped_drafter
 from engine.speculation.training.cards import write_summary
 from engine.speculation.training.features import compute_features
-from engine.speculation.training.generate import generate
+from engine.speculation.training.generate import SHARD, generate
 from engine.speculation.training.modules import METHODS, Target, check_target
 from engine.speculation.training.stages import Workshop
 from engine.speculation.training.train import PLANS
 
 _BATCH = 64  # requests at once, when the text is made
 _CONTEXT = 512
+_VOCAB = 8192
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,13 +35,15 @@ def parser() -> argparse.ArgumentParser:
     )
     own.add_argument("--model", default=DEFAULT, help=f"a known name, a path or a Hugging Face id (default: {DEFAULT})")
     own.add_argument("--tokens", type=int, default=200_000, help="of training text, prompts included (default: %(default)s)")
-    own.add_argument("--vocab", type=int, default=8192, help="size of the draft vocabulary (default: %(default)s)")
+    own.add_argument("--vocab", type=int, help=f"size of the draft vocabulary (default: {_VOCAB}, or all)")
     own.add_argument("--exit-layer", type=int, help="layers before the exit of layer skipping (default: a third of them)")
     own.add_argument("--only", choices=METHODS, nargs="+", default=list(METHODS), help="train these (default: all)")
     own.add_argument("--stage", choices=("all", "text", "features", "train", "report"), default="all", help="do only this")
     own.add_argument("--epochs", type=int, help="passes over the text (default: one number for each drafter)")
     own.add_argument("--minutes", type=float, help="of training at most, for each drafter")
     own.add_argument("--text-minutes", type=float, help="of making text at most")
+    own.add_argument("--held-out", type=int, default=64, help="prompts that are kept for the report (default: %(default)s)")
+    own.add_argument("--shard", type=int, default=SHARD, help="requests whose text makes one file (default: %(default)s)")
     own.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: %(default)s)")
     own.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="go on with what earlier runs left")
     own.add_argument(
@@ -67,10 +70,13 @@ def run(options: argparse.Namespace) -> None:
     check_target(checkpoint.config)
     layers = checkpoint.config.num_layers
     exit_layer = max(1, layers // 3) if options.exit_layer is None else options.exit_layer
+    vocab = min(_VOCAB, checkpoint.config.vocab_size) if options.vocab is None else options.vocab
     for name, got, low, high in (
         ("--tokens", options.tokens, 1, 1 << 30),
-        ("--vocab", options.vocab, 1, checkpoint.config.vocab_size),
+        ("--vocab", vocab, 1, checkpoint.config.vocab_size),
         ("--exit-layer", exit_layer, 1, layers - 1),
+        ("--held-out", options.held_out, 1, 10_000),
+        ("--shard", options.shard, 1, 10_000),
         ("--epochs", options.epochs or 1, 1, 10_000),
     ):
         if not low <= got <= high:
@@ -80,12 +86,12 @@ def run(options: argparse.Namespace) -> None:
     if not options.resume:
         forget(directory, stages)
     if "text" in stages:
-        make_text(options, directory)
+        make_text(options, directory, min(_CONTEXT, checkpoint.config.max_position_embeddings))
     target = Target(checkpoint.config, checkpoint.tensors)
     if "features" in stages:
         compute_features(target, directory, exit_layer)
     if "train" in stages or "report" in stages:
-        train_and_report(options, checkpoint, Workshop(checkpoint, target, directory, exit_layer, options.vocab), stages)
+        train_and_report(options, checkpoint, Workshop(checkpoint, target, directory, exit_layer, vocab), stages)
 
 
 def forget(directory: Path, stages: tuple[str, ...]) -> None:
@@ -96,12 +102,19 @@ def forget(directory: Path, stages: tuple[str, ...]) -> None:
             path.unlink()
 
 
-def make_text(options: argparse.Namespace, directory: Path) -> None:
+def make_text(options: argparse.Namespace, directory: Path, length: int) -> None:
     config = EngineConfig(
         model=options.model, device="cpu", dtype="float32", max_num_seqs=_BATCH, max_num_batched_tokens=1024,
-        max_model_len=_CONTEXT, num_kv_blocks=_BATCH * _CONTEXT // 16,
+        max_model_len=length, num_kv_blocks=_BATCH * length // 16,
     )  # fmt: skip
-    generate(Engine(config), directory, tokens=options.tokens, minutes=options.text_minutes)
+    generate(
+        Engine(config),
+        directory,
+        tokens=options.tokens,
+        held_out=options.held_out,
+        minutes=options.text_minutes,
+        shard=options.shard,
+    )
 
 
 def train_and_report(options: argparse.Namespace, checkpoint: Checkpoint, shop: Workshop, stages: tuple[str, ...]) -> None:

@@ -135,7 +135,7 @@ class Trainer:
             group["lr"] = rate
         loss, parts = self.loss(ExampleBatch.of([self.examples[i] for i in rows]), self.depth_at(progress))
         if not loss.isfinite():
-            raise RuntimeError(f"the loss of {self.drafter.method} is {float(loss)} at step {self.step}")
+            raise RuntimeError(f"the loss of {self.drafter.method} is {float(loss.detach())} at step {self.step}")
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.plan.clip)
@@ -170,12 +170,12 @@ class Trainer:
             z, f, m = predicted[:, first : length - ahead], features[:, first + ahead :], expected[:, first + ahead :]
             kl = (z @ ends.head.t()).logsumexp(-1) - (z * m).sum(-1) - entropy_part[:, first + ahead :]
             kl = (kl * mask).sum() / mask.sum()
-            parts[f"kl{i + 1}"] = float(kl)
+            parts[f"kl{i + 1}"] = float(kl.detach())
             loss = kl
             if self.plan.feature_loss:
                 distance = F.smooth_l1_loss(z * self.scale, f * self.scale, reduction="none").mean(-1)
                 distance = (distance * mask).sum() / mask.sum()
-                parts[f"l{i + 1}"] = float(distance)
+                parts[f"l{i + 1}"] = float(distance.detach())
                 loss = loss + self.plan.feature_loss * distance
             total = total + self.plan.decay**i * loss
         return total, parts

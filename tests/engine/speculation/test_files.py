@@ -106,7 +106,9 @@ def test_a_tensor_is_missing(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors", "eagle")
     tensors = load_file(path)
     del tensors[name]
-    save_file(tensors, path, {"format": "cutaway-drafter", "version": "1", "method": "eagle", "target_sha256": SHA, "hidden_size": "64"})
+    save_file(
+        tensors, path, {"format": "cutaway-drafter", "version": "1", "method": "eagle", "target_sha256": SHA, "hidden_size": "64"}
+    )
     with pytest.raises(ValueError, match=f"'{name}' missing"):
         read_drafter(path, "eagle", config(), SHA)
 
@@ -129,7 +131,10 @@ def test_a_damaged_file(keep: int, tmp_path: Path) -> None:
 def test_no_file_and_no_method(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such drafter file"):
         read_drafter(tmp_path / "none.safetensors", "eagle", config(), SHA)
-    for call in (lambda: read_drafter(write(tmp_path / "a.safetensors", "eagle"), "ngram", config(), SHA), lambda: shipped_drafter("ngram")):
+    for call in (
+        lambda: read_drafter(write(tmp_path / "a.safetensors", "eagle"), "ngram", config(), SHA),
+        lambda: shipped_drafter("ngram"),
+    ):
         with pytest.raises(ValueError, match="got 'ngram'"):
             call()
 
