@@ -50,8 +50,8 @@ def write_summary(directory: Path, config: ModelConfig, sha256: str) -> None:
     lines = [
         "# Drafters",
         "",
-        "Made by `python -m engine.speculation.training`. Licence: that of the target's weights, Apache-2.0. The figures are those of",
-        "`engine/speculation/training/evaluate.py`, which says exactly what is counted.",
+        "Made by `python -m engine.speculation.training`; derived from the target's weights, whose licence they carry. The figures",
+        "are those of `engine/speculation/training/evaluate.py`, which says exactly what is counted.",
         "",
     ]
     for method in METHODS:

@@ -35,9 +35,8 @@ def initial_drafter(
         return model
     if method == "medusa":
         medusa = Medusa(config, num_heads)
-        for head in medusa.heads:
-            torch.nn.init.zeros_(head.weight)
-            torch.nn.init.zeros_(head.bias)
+        for parameter in medusa.parameters():
+            torch.nn.init.zeros_(parameter)
         return medusa
     if method == "layer_skip":
         leave = Exit(config, exit_layer)

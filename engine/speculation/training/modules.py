@@ -114,6 +114,9 @@ class DecoderLayer(nn.Module):
 class Target(nn.Module):
     """The target in float32, for features: ``forward`` gives what its head reads, and the hidden state before ``exit_layer``."""
 
+    embed_tokens: nn.Embedding
+    head: torch.Tensor  # [vocab_size, E]
+
     def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> None:
         """``tensors``: of the checkpoint, by Hugging Face name. ValueError for a target that is not plain Llama."""
         check_target(config)
@@ -125,7 +128,7 @@ class Target(nn.Module):
         own = {name: tensors[f"model.{name}"].float() for name in self.state_dict()}
         self.load_state_dict(own, assign=True)
         head = self.embed_tokens.weight if config.tie_word_embeddings else tensors["lm_head.weight"].float()
-        self.register_buffer("head", head.detach(), persistent=False)  # [vocab_size, E]
+        self.register_buffer("head", head.detach(), persistent=False)
         self.requires_grad_(False)
 
     def forward(self, token_ids: torch.Tensor, exit_layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,6 +187,7 @@ class Eagle(Drafter):
         the draft began, then to its own (the training-time test of HASS, arXiv 2408.15766, and EAGLE-3, arXiv 2503.01840)."""
         turn = rotation(self.config, features.shape[1])
         layer = self.layers[0]
+        assert isinstance(layer, DecoderLayer)
         keys: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
         out: list[torch.Tensor] = []
