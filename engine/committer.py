@@ -16,10 +16,11 @@ from engine.request import CompletionOutput, Request, RequestOutput, TokenLogpro
 from engine.sampling.processors import TokenCounts
 from engine.sampling.sampler import Sampled, Sampler, SampleRow
 from engine.scheduler import Schedule
+from engine.speculation.telling import record_verdict
+from engine.speculation.verify import Asked, Verdict, verify
 
 if TYPE_CHECKING:
     from engine.engine import Engine
-    from engine.speculation.verify import Verdict
 
 
 @dataclass
@@ -134,26 +135,21 @@ class Committer:
 
     # -- drafts -----------------------------------------------------------------------------------------------------------
 
-    def _verify(self, schedule: Schedule, drafts: list[tuple[int, int]], logits: Any) -> "list[Verdict]":
-        from engine.speculation.verify import Asked, verify
-
+    def _verify(self, schedule: Schedule, drafts: list[tuple[int, int]], logits: Any) -> list[Verdict]:
         assert self.engine.config.speculative is not None
         acceptance = self.engine.config.speculative.acceptance
         asked = []
         for i, row in drafts:
-            run = schedule.runs[i]
-            asked.append(Asked(run.draft, row, _sample_row(run.request), acceptance))
+            draft = schedule.runs[i].draft
+            assert draft is not None
+            asked.append(Asked(draft, _sample_row(schedule.runs[i].request), row, acceptance))
         recorder = self.engine.recorder
         return verify(asked, logits, self.sampler, recorder.tokens_top if recorder.on else None)
 
-    def _take_draft(self, schedule: Schedule, i: int, verdict: "Verdict", logits: Any, row: int) -> None:
+    def _take_draft(self, schedule: Schedule, i: int, verdict: Verdict, logits: Any, row: int) -> None:
         """The tokens that a draft gave, one by one as if each had come in a step of its own, up to one that ends the request."""
         run = schedule.runs[i]
         request, position = run.request, run.request.num_tokens
-        if verdict.error is not None:
-            self.engine.pool.forget(request.block_ids)
-            self.finish(request, "error", verdict.error)
-            return
         self.engine.runner.compact(run, verdict.path)
         for n, sampled in enumerate(verdict.sampled):
             request.num_computed_tokens = request.num_tokens  # of all but the target's own the KV is there
@@ -165,7 +161,10 @@ class Committer:
         kept = request.num_tokens - position
         schedule.runs[i] = replace(run, accepted=tuple(verdict.path[:kept]))
         if self.engine.recorder.on:
-            self._record_verdict(request, run, verdict, kept)
+            record_verdict(self.engine, request, position, verdict, kept)
+        if verdict.error is not None and request.status == "running":
+            self.engine.pool.forget(request.block_ids)  # its KV is suspect: nobody else shall find it
+            self.finish(request, "error", verdict.error)
 
     def fork(self, parent: Request, index: int) -> Request:
         """A sibling or a beam that goes on from the parent's KV, blocks shared."""

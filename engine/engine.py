@@ -54,6 +54,7 @@ class Engine(Generation):
         self.runner: Any = None
         self._requests: dict[str, list[Request]] = {}  # unfinished, by group: the siblings of n > 1
         self.speculator: Speculator | None = None
+        self.forward_ms = 0.0
         self.spec_decode_metrics = SpecDecodeMetrics()
         self.build_cache()
         self.committer = Committer(self)
@@ -247,6 +248,8 @@ class Engine(Generation):
         if not self.scheduler.running and not self.scheduler.waiting:
             return self.committer.take_outputs()
         self.recorder.step += 1
+        if self.speculator is not None:
+            self.speculator.begin_step()
         schedule = self.scheduler.schedule()
         t1 = time.perf_counter()
         try:
@@ -259,9 +262,10 @@ class Engine(Generation):
             self._fail(schedule, error)
             raise
         t3 = time.perf_counter()
+        self.forward_ms = 1e3 * (t3 - t2)  # of the last pass
         outputs, t4 = self.committer.commit(schedule, logits)
         if self.speculator is not None:
-            self.speculator.observe(schedule, features, draft_s=t2 - t1, forward_s=t3 - t2)
+            self.speculator.observe(schedule, logits, features, draft_s=t2 - t1, forward_s=t3 - t2)
         if self.recorder.on:
             reporting.record_step(self, schedule, (t0, t1, t2, t3, t4, time.perf_counter()))
         self.knobs.apply_draining()

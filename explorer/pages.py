@@ -55,6 +55,13 @@ PAGES: dict[str, Page] = {
             "casino",
             "explorer.sampling.view:SamplingView",
         ),
+        Page(
+            "speculation",
+            _("Speculation"),
+            _("Who wrote each token, the drafter or the target, and does it pay?"),
+            "fast_forward",
+            "explorer.speculation.view:SpeculationView",
+        ),
     )
 }
 HOME = "run"

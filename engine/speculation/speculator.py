@@ -1,15 +1,16 @@
 """What an engine speculates with: asks its drafter before a step's forward pass, tells it afterwards what was kept, and counts."""
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.events.types import DraftNode, DraftProposed
 from engine.runner import Scheduled
 from engine.speculation.base import Computed, Draft, Drafter, Wanted
 from engine.speculation.config import SpeculativeConfig
+from engine.speculation.head import Target
+from engine.speculation.telling import record_draft
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -28,10 +29,10 @@ class SpecDecodeMetrics:
 
     def add(self, draft: Draft, accepted: Sequence[int]) -> None:
         self.num_drafts += 1
-        self.num_draft_tokens += len(draft)
+        self.num_draft_tokens += draft.num_proposed
         self.num_accepted_tokens += len(accepted)
         per_pos = self.num_accepted_tokens_per_pos
-        per_pos += [0] * (max(draft.depths(), default=0) - len(per_pos))
+        per_pos += [0] * (max(draft.depths()[: draft.num_proposed], default=0) - len(per_pos))
         for position in range(len(accepted)):
             per_pos[position] += 1
 
@@ -71,6 +72,9 @@ class Speculator:
         depth = min(self.k, left)
         if depth <= 0:
             return 0
+        return self._nodes(depth) + self.drafter.num_window
+
+    def _nodes(self, depth: int) -> int:
         tree = self.config.tree
         return depth if tree is None else sum(tree[:depth])
 
@@ -87,24 +91,35 @@ class Speculator:
         at = [i for i, run in enumerate(schedule.runs) if run.num_drafts]
         if not at:
             return
-        wanted = [Wanted(schedule.runs[i].request, schedule.runs[i].num_drafts) for i in at]
+        wanted = [self._wanted(schedule.runs[i]) for i in at]
         start = time.perf_counter()
         drafts = self.drafter.propose(wanted)
         draft_ms = 1e3 * (time.perf_counter() - start)
         for i, one, draft in zip(at, wanted, drafts, strict=True):
-            if len(draft) > one.count:
-                raise RuntimeError(f"{self.config.method} proposed {len(draft)} tokens where {one.count} were wanted")
+            if draft.num_proposed > one.count or draft.num_window > one.window:
+                raise RuntimeError(
+                    f"{self.config.method} gave {draft.num_proposed} and {draft.num_window} nodes where {one.count} and {one.window} were wanted"
+                )
             if len(draft):
                 schedule.runs[i] = replace(schedule.runs[i], num_tokens=1 + len(draft), draft=draft)
             if self.engine.recorder.on:
-                self._record(one, draft, draft_ms, len(at))
+                record_draft(self.engine, self.config.method, one, draft, draft_ms, len(at))
 
-    def observe(self, schedule: "Schedule", features: Any, draft_s: float, forward_s: float) -> None:
-        """The step is committed: ``schedule.runs`` say what was accepted."""
+    def _wanted(self, run: Scheduled) -> Wanted:
+        window = self.drafter.num_window
+        proposed = min(self.num_wanted(run.request) - window, run.num_drafts)
+        return Wanted(run.request, proposed, window if run.num_drafts >= proposed + window else 0)
+
+    def observe(self, schedule: "Schedule", logits: Any, features: Any, draft_s: float, forward_s: float) -> None:
+        """The step is committed: ``schedule.runs`` say what was accepted. ``logits``, ``features``: of the pass, in their order."""
         self._count(schedule.runs, draft_s, forward_s)
-        row = 0
+        row = logit_row = 0
         computed = []
         for run in schedule.runs:
+            logit_row += run.num_logits
+            if run.draft is not None and run.draft.num_read and run.request.status == "running":
+                read = logits[logit_row - run.draft.num_read : logit_row].argmax(-1).tolist()
+                self.drafter.observe_window(run.request, read)
             rows = list(range(row, row + run.num_tokens))
             if run.draft is not None:
                 rows = [rows[0], *(rows[1 + node] for node in run.accepted)]
@@ -115,23 +130,8 @@ class Speculator:
 
     def _count(self, runs: Sequence[Scheduled], draft_s: float, forward_s: float) -> None:
         for run in runs:
-            if run.draft is not None:
+            if run.draft is not None and run.draft.num_proposed:
                 self.metrics.add(run.draft, run.accepted)
-
-    def _record(self, wanted: Wanted, draft: Draft, draft_ms: float, batch_size: int) -> None:
-        text: Callable[[int], str] = self.engine.committer.token_text
-        probs = draft.probs or [math.nan] * len(draft)
-        tops = draft.tops if self.engine.recorder.tokens_top else []
-        nodes = []
-        for i, (token, parent, q) in enumerate(zip(draft.token_ids, draft.parents, probs, strict=True)):
-            top = tops[i] if tops else []
-            ids = [token_id for token_id, _ in top]
-            nodes.append(DraftNode(token, text(token), parent, q, ids, [text(t) for t in ids], [p for _, p in top]))
-        self.engine.recorder.emit(
-            DraftProposed, request_id=wanted.request.request_id, method=self.config.method, position=wanted.request.num_tokens,
-            num_wanted=wanted.count, nodes=nodes, sampled=draft.q is not None, draft_ms=draft_ms, batch_size=batch_size,
-            failure=draft.failure, found_at=-1 if draft.found_at is None else draft.found_at,
-        )  # fmt: skip
 
 
 def _about_to_fork(request: "Request") -> bool:
@@ -139,10 +139,18 @@ def _about_to_fork(request: "Request") -> bool:
     return request.params.n > 1 and request.parent_id is None and request.num_tokens == request.num_prompt_tokens
 
 
+_DRAFTERS = {  # imported when first used: most engines speculate with none or one
+    "draft_model": "engine.speculation.draft_model:DraftModelDrafter",
+    "ngram": "engine.speculation.ngram:NgramDrafter",
+    "lookahead": "engine.speculation.lookahead:LookaheadDrafter",
+    "layer_skip": "engine.speculation.layer_skip:LayerSkipDrafter",
+    "medusa": "engine.speculation.medusa:MedusaDrafter",
+    "eagle": "engine.speculation.eagle:EagleDrafter",
+}
+
+
 def create_drafter(config: SpeculativeConfig, engine: "Engine") -> Drafter:
     """The drafter of ``config.method``. ValueError where it does not fit the engine's model."""
-    if config.method == "ngram":
-        from engine.speculation.ngram import NgramDrafter
-
-        return NgramDrafter(config)
-    raise ValueError(f"speculative method {config.method!r} is not built yet")
+    module, _, name = _DRAFTERS[config.method].partition(":")
+    drafter: Drafter = getattr(import_module(module), name)(config, Target.of(engine))
+    return drafter
