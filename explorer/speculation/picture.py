@@ -181,6 +181,8 @@ def _verify_stage(r: Round) -> dict[str, Any]:
         "The target computes {rows} tokens in one pass ({ms:.2f} ms): the last token and the {n} proposed ones. For each it gives the "
         "distribution p of what follows, so all places are known at once."
     )
+    if r.proposed.method == "lookahead":
+        words += " " + _("Besides, it computes the rows of Lookahead's own window, which find new n-grams.")
     if not r.is_chain:
         words += " " + _("In a tree every token attends to its own ancestors only.")
     return _stage("verify", -1, _("One pass of the target"), words.format(rows=rows, ms=r.verified.verify_ms, n=rows - 1))

@@ -35,7 +35,7 @@ class Stage:
 
     @property
     def busy(self) -> bool:
-        return bool(self._acts or self._pending or self._running)
+        return bool(self._acts or self._pending or self._running) or self.said[0] == "wait"
 
     def play(self, acts: list[Act], knobs: dict[str, Any], look: str = "", restore: bool = False) -> None:
         """``restore``: put the knobs back at the end; otherwise a button does. ``knobs``: the engine's, now."""
@@ -58,7 +58,7 @@ class Stage:
         """Go on as far as the engine has come; costs nothing when nothing is played."""
         self._running = [i for i in self._running if not self._ended(i)]
         if self._running or not (self._acts or self._pending):
-            if not self.busy and self.said[0] == "wait":
+            if not self._running and self.said[0] == "wait":
                 self._over()
             return
         if self._pending is None:

@@ -38,7 +38,7 @@ class SpeculationView(ExplorerView):
         self.rows = SpeculationRows()
         self.pace, self.ribbon_pace = Pace(), Pace()
         self._shown: tuple[Any, ...] = ()
-        self._round: tuple[str, int] | None = None  # (request, position) of the round on the screen
+        self._round: tuple[str, int] | str | None = None  # (request, position) of the round on the screen
         self._missed = 0
         self._build()
         self.clock.param.watch(lambda *_events: self._draw_again(), ["request_id", "token_index"])
@@ -161,7 +161,7 @@ class SpeculationView(ExplorerView):
             self.rows.begin_late(self.store)
         self.rows.feed(events)
         if self.rows.restarted:
-            self._round = None
+            self._round = "another engine's"
             if self.asking is not None:
                 self.asking.stage.forget()
         # While live the step moves on by itself: only a jump in time or another choice is drawn at once.
