@@ -134,7 +134,10 @@ def test_a_row_of_counts_goes_on_without_the_first_one_noticing():
     row = SampleRow(SamplingParams(repetition_penalty=1.3), 3, 1, 4, [1, 2], [5, 5], counts)
     later = row.after([7, 5])
     assert (later.position, later.seed, later.sample_index, list(later.output_token_ids)) == (6, 3, 1, [5, 5, 7, 5])
-    assert dict(zip(later.counts.ids.tolist(), later.counts.counts.tolist(), strict=True)) == {1: 0, 2: 0, 5: 2, 7: 0} | {7: 1, 5: 3}
+    assert dict(zip(later.counts.ids.tolist(), later.counts.counts.tolist(), strict=True)) == {1: 0, 2: 0, 5: 2, 7: 0} | {
+        7: 1,
+        5: 3,
+    }
     assert dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True)) == {1: 0, 2: 0, 5: 2}
     plain = SampleRow(SamplingParams(), 3, 1, 4).after([7])
     assert (plain.position, list(plain.output_token_ids), plain.counts) == (5, [], None)
