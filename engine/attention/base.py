@@ -47,6 +47,32 @@ def tree_rows(parents: Sequence[int]) -> "tuple[np.ndarray[Any, np.dtype[np.bool
     return seen, depth
 
 
+def hidden_keys(span: Span, window: int | None) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """[n, L]: which keys (from the first that any row sees) each row of a span does not see."""
+    own = np.arange(span.start, span.end) if span.positions is None else span.positions
+    context = np.arange(first_key(span.start, window), span.start)
+    if span.ancestors is None:
+        unseen = own > own[:, None]
+    else:
+        unseen = ~span.ancestors
+    hidden = np.concatenate((np.zeros((len(own), len(context)), dtype=np.bool_), unseen), axis=1)
+    if window is not None:
+        hidden |= np.concatenate((context, own)) <= own[:, None] - window
+    return hidden
+
+
+def first_key(position: int, window: int | None) -> int:
+    """The first position that ``position`` sees."""
+    return 0 if window is None else max(0, position + 1 - window)
+
+
+def contiguous(slots: "np.ndarray[Any, np.dtype[np.int64]]") -> slice | None:
+    """The slots as a slice where they are neighbours in order."""
+    if slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all()):
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return None
+
+
 class Attention(ABC):
     """Causal attention of packed queries over the paged KV pool."""
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.attention.base import Attention, Span
+from engine.attention.base import Attention, Span, contiguous, first_key, hidden_keys
 from engine.model.config import ModelConfig
 
 # What one gather copies, at most (a single request may be longer): about two cores' second-level caches. A GPU has the
@@ -176,7 +176,7 @@ def _groups(spans: list[Span], window: int | None, limit: int) -> Iterator[list[
     group: list[Span] = []
     longest = 0
     for span in spans:
-        length = span.end - _first_key(span.start, window)
+        length = span.end - first_key(span.start, window)
         if group:
             last = group[-1]
             neighbour = last.num_tokens == span.num_tokens and span.row == last.row + last.num_tokens
@@ -190,9 +190,9 @@ def _groups(spans: list[Span], window: int | None, limit: int) -> Iterator[list[
 
 
 def _decode(spans: list[Span], window: int | None, kv: torch.Tensor, heads: _Heads) -> _View | _Gather:
-    keys = [s.slots[_first_key(s.start, window) :] for s in spans]
+    keys = [s.slots[first_key(s.start, window) :] for s in spans]
     rows = slice(spans[0].row, spans[-1].row + 1)
-    run = _contiguous(keys[0]) if len(keys) == 1 else None
+    run = contiguous(keys[0]) if len(keys) == 1 else None
     if run is not None:
         k, v = kv[:, run].permute(2, 0, 3, 1, 4).unsqueeze(2)  # [num_layers, 1, K, L, D]
         return _View(rows, k.unbind(), v.unbind(), heads)
@@ -205,15 +205,15 @@ def _decode(spans: list[Span], window: int | None, kv: torch.Tensor, heads: _Hea
 
 
 def _few(spans: list[Span], window: int | None, kv: torch.Tensor, heads: _Heads) -> _Few:
-    keys = [s.slots[_first_key(s.start, window) :] for s in spans]
+    keys = [s.slots[first_key(s.start, window) :] for s in spans]
     rows = slice(spans[0].row, spans[-1].row + spans[-1].num_tokens)
     slots, longest = _padded(keys)
     hidden = np.ones((len(spans), spans[0].num_tokens, longest), dtype=np.bool_)
     for into, span in zip(hidden, spans):
-        own = _hidden(span, window)
+        own = hidden_keys(span, window)
         into[:, : own.shape[1]] = own
     mask = _bias(hidden.repeat(heads.group, axis=1), heads.dtype, kv.device)[:, None]
-    run = _contiguous(keys[0]) if len(keys) == 1 else None
+    run = contiguous(keys[0]) if len(keys) == 1 else None
     if run is not None:
         return _Few(rows, 1, kv[:, None, run].unbind(), mask, heads)
     return _Few(rows, len(spans), torch.from_numpy(slots).to(kv.device), mask, heads)
@@ -223,26 +223,12 @@ def _chunk(span: Span, window: int | None, device: torch.device, dtype: torch.dt
     rows = slice(span.row, span.row + span.num_tokens)
     if span.start == 0 and span.ancestors is None and (window is None or window >= span.end):
         return _Chunk(rows, None, None, heads)
-    mask = _bias(_hidden(span, window), dtype, device)
+    mask = _bias(hidden_keys(span, window), dtype, device)
     if not span.start:
         return _Chunk(rows, None, mask, heads)
-    slots = span.slots[_first_key(span.start, window) :]
-    run = _contiguous(slots)
+    slots = span.slots[first_key(span.start, window) :]
+    run = contiguous(slots)
     return _Chunk(rows, run if run is not None else torch.from_numpy(slots.copy()).to(device), mask, heads)
-
-
-def _hidden(span: Span, window: int | None) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """[n, L]: which keys (from the first that any row sees) each row of a span does not see."""
-    own = np.arange(span.start, span.end) if span.positions is None else span.positions
-    context = np.arange(_first_key(span.start, window), span.start)
-    if span.ancestors is None:
-        unseen = own > own[:, None]
-    else:
-        unseen = ~span.ancestors
-    hidden = np.concatenate((np.zeros((len(own), len(context)), dtype=np.bool_), unseen), axis=1)
-    if window is not None:
-        hidden |= np.concatenate((context, own)) <= own[:, None] - window
-    return hidden
 
 
 def _bias(hidden: "np.ndarray[Any, np.dtype[np.bool_]]", dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -258,15 +244,3 @@ def _padded(keys: "list[np.ndarray[Any, np.dtype[np.int64]]]") -> "tuple[np.ndar
         row[: len(k)] = k
         row[len(k) :] = k[0]
     return padded.ravel(), longest
-
-
-def _first_key(position: int, window: int | None) -> int:
-    """The first position that ``position`` sees."""
-    return 0 if window is None else max(0, position + 1 - window)
-
-
-def _contiguous(slots: "np.ndarray[Any, np.dtype[np.int64]]") -> slice | None:
-    """The slots as a slice where they are neighbours in order."""
-    if slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all()):
-        return slice(int(slots[0]), int(slots[-1]) + 1)
-    return None
