@@ -26,7 +26,7 @@ from engine.speculation.training.train import PLANS
 
 _BATCH = 64  # requests at once, when the text is made
 _CONTEXT = 512
-_VOCAB = 8192
+_VOCAB = 12288
 
 
 def parser() -> argparse.ArgumentParser:

@@ -28,7 +28,9 @@ class Plan:
     depth: int = 1  # draft depths that are trained; EAGLE's own predictions are fed back for those beyond the first
     decay: float = 0.8  # weight of each further depth, relative to the one before
     feature_loss: float = 0.0  # weight of the smooth L1 distance between predicted and true feature
-    batch_tokens: int = 2048
+    batch_tokens: int = 1024
+    frequent: int = 1536  # of the draft vocabulary, the tokens that every step's loss sees (beside those of the batch),
+    sampled: int = 1024  # and how many of the others, drawn anew for each step and weighted up
     warmup: int = 30
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -36,10 +38,10 @@ class Plan:
 
 
 PLANS = {
-    "eagle": Plan(epochs=6, learning_rate=1e-3, depth=3, feature_loss=0.5),
-    "draft_model": Plan(epochs=8, learning_rate=8e-4),
-    "medusa": Plan(epochs=4, learning_rate=1e-3, depth=4),
-    "layer_skip": Plan(epochs=4, learning_rate=1e-3),
+    "eagle": Plan(epochs=12, learning_rate=1e-3, depth=3, feature_loss=0.5),
+    "draft_model": Plan(epochs=10, learning_rate=1e-3),
+    "medusa": Plan(epochs=6, learning_rate=1e-3, depth=4),
+    "layer_skip": Plan(epochs=6, learning_rate=1e-3),
 }
 
 
@@ -70,6 +72,10 @@ class Trainer:
         self.scale = 1 / float(
             sample.square().mean().sqrt()
         )  # of features, so that their distance has the same meaning everywhere
+        self.row_of = torch.full((len(ends.embedding),), -1).index_put((ends.vocab,), torch.arange(len(ends.vocab)))
+        tokens = torch.cat([example.token_ids for example in examples])
+        counts = tokens.bincount(minlength=len(ends.embedding))[ends.vocab]
+        self.by_frequency = counts.argsort(descending=True, stable=True)  # rows of the head
         if checkpoint.exists():
             self.load()
 
@@ -148,19 +154,42 @@ class Trainer:
             return self.plan.depth
         return min(self.plan.depth, 1 + int(progress / 0.3))
 
+    def rows(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The head's rows that this step's loss sees, int64 [R], and what is added to their logits, float32 [R].
+
+        The whole vocabulary would be most of the work. The frequent tokens and those of the batch are always there; the rest is
+        represented by a sample, with weight (rest / sample) in every sum over the vocabulary, so that the sums are right on average.
+        """
+        count = len(self.ends.vocab)
+        if count <= self.plan.frequent + self.plan.sampled:
+            return torch.arange(count), torch.zeros(count)
+        always = torch.zeros(count, dtype=torch.bool)
+        always[self.by_frequency[: self.plan.frequent]] = True
+        present = self.row_of[token_ids.flatten()]
+        always[present[present >= 0]] = True
+        others = (~always).nonzero()[:, 0]
+        generator = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + self.step)
+        drawn = others[torch.randperm(len(others), generator=generator)[: self.plan.sampled]]
+        chosen = torch.cat((always.nonzero()[:, 0], drawn))
+        added = torch.zeros(len(chosen))
+        if len(drawn):
+            added[-len(drawn) :] = math.log(len(others) / len(drawn))
+        return chosen, added
+
     def loss(self, batch: ExampleBatch, depth: int) -> tuple[torch.Tensor, dict[str, float]]:
         """KL(target || drafter) over the draft vocabulary, in nats, averaged over positions and summed over depths (weighted), and
         the distance of features. Also returned apart, the first as ``kl1``, ``kl2``, ... by depth."""
-        features, ends = batch.features, self.ends
+        features = batch.features
+        chosen, added = self.rows(batch.token_ids)
+        head = self.ends.head[chosen]
         with torch.no_grad():
-            logits = features @ ends.head.t()
-            entropy_part = logits.logsumexp(-1)
-            expected = logits.softmax(-1) @ ends.head  # sum of p_v times row v: with it, sum of p_v z_v is one dot product
-            entropy_part = entropy_part - (features * expected).sum(-1)  # the target's own entropy
+            logits = features @ head.t() + added
+            expected = logits.softmax(-1) @ head  # sum of p_v times row v: with it, sum of p_v z_v is one dot product
+            constant = (features * expected).sum(-1) - logits.logsumexp(-1)  # sum of p_v (log p_v - added_v)
         length = features.shape[1]
         positions = torch.arange(length)
         total, parts = features.new_zeros(()), {}
-        predictions = self.drafter.predict(features, ends.embedding[batch.token_ids], batch.left, depth)
+        predictions = self.drafter.predict(features, self.ends.embedding[batch.token_ids], batch.left, depth)
         for i, predicted in enumerate(predictions):
             ahead = self.drafter.ahead(i)  # position j is judged by the feature at j + ahead
             first = self.drafter.first(i)
@@ -168,7 +197,7 @@ class Trainer:
                 continue
             mask = (positions + ahead < batch.lengths[:, None])[:, first : length - ahead]
             z, f, m = predicted[:, first : length - ahead], features[:, first + ahead :], expected[:, first + ahead :]
-            kl = (z @ ends.head.t()).logsumexp(-1) - (z * m).sum(-1) - entropy_part[:, first + ahead :]
+            kl = constant[:, first + ahead :] + (z @ head.t() + added).logsumexp(-1) - (z * m).sum(-1)
             kl = (kl * mask).sum() / mask.sum()
             parts[f"kl{i + 1}"] = float(kl.detach())
             loss = kl

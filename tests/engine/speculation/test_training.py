@@ -166,6 +166,30 @@ def test_loss_is_the_divergence(method: str, target: Target, ends: TargetEnds, e
     assert float(loss) == pytest.approx(sum(kl * 0.8**i for i, kl in enumerate(want)), rel=1e-3, abs=1e-4)
 
 
+def test_sampled_vocabulary(target: Target, ends: TargetEnds, examples: list[Example], tmp_path: Path) -> None:
+    """Frequent tokens and those of the batch are always seen; the sample stands for the rest, right on average."""
+    plan = Plan(epochs=1, learning_rate=1e-3, frequent=10, sampled=30)
+    trainer = Trainer(drafter("draft_model", target, examples), ends, examples, plan, tmp_path / "run")
+    batch = ExampleBatch.of(examples[:2])
+    logits = (batch.features[0, 4] @ ends.head.t()).double() / 8
+    present = {int(token) // 2 for token in batch.token_ids.flatten() if token % 2 == 0}
+    sums, seen = [], set()
+    for step in range(400):
+        trainer.step = step
+        rows, added = trainer.rows(batch.token_ids)
+        assert len(set(rows.tolist())) == len(rows) <= 40 + len(present)
+        certain = set(rows[added == 0].tolist())
+        assert present <= certain and set(trainer.by_frequency[:10].tolist()) <= certain
+        seen |= set(rows.tolist())
+        sums.append(float((logits[rows] + added).exp().sum()))
+    assert seen == set(range(160))
+    exact = float(logits.exp().sum())
+    spread = torch.tensor(sums).std().item()
+    assert spread > 0 and abs(sum(sums) / 400 - exact) < 4 * spread / 20
+    counts = torch.cat([e.token_ids for e in examples]).bincount(minlength=320)[::2]
+    assert counts[trainer.by_frequency].tolist() == sorted(counts.tolist(), reverse=True)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_learns(method: str, target: Target, ends: TargetEnds, examples: list[Example], tmp_path: Path) -> None:
     plan = Plan(epochs=25, learning_rate=3e-3, depth=2, warmup=5, batch_tokens=64, feature_loss=0.1)
