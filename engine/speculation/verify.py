@@ -24,7 +24,7 @@ Shapes: S rows of logits, V vocabulary, N nodes of a draft. Row 0 of a request s
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +37,8 @@ from engine.sampling.sampler import Sampled, Sampler, SampleRow
 from engine.speculation.acceptance import Place, typical_threshold
 from engine.speculation.base import Draft
 from engine.speculation.draw import walk
+
+_MOST = 1 << 20  # numbers of a distribution that are computed at once (8 MiB)
 
 
 @dataclass(slots=True)
@@ -104,11 +106,9 @@ def verify(asked: Sequence[Asked], logits: Tensor, sampler: Sampler, observe_top
     for t in drawing:
         _follow_draw(t, sampled[at : at + t.count + 1], sampler, observe_top)
         at += t.count + 1
-    for t in trials:
-        if t.asked.rule == "rejection":
-            _follow_rejection(t, sampler, observe_top)
-        elif t.asked.rule == "typical":
-            _follow_typical(t, sampler, observe_top)
+    for t, laws in _with_laws([t for t in trials if t.asked.rule != "draw"], logits, sampler):
+        follow = _follow_rejection if t.asked.rule == "rejection" else _follow_typical
+        follow(t, laws, observe_top)
     _tell(trials, logits, sampler, observe_top)
     _draw_own([t for t in trials if t.own_node is not None], logits, sampler, observe_top)
     return [t.verdict for t in trials]
@@ -146,12 +146,6 @@ class _Trial:
             node = self.parents[node]
         return self.asked.row.after(path[::-1]) if path else self.asked.row
 
-    def distributions(self, sampler: Sampler) -> tuple[dict[int, int], Distributions]:
-        """p after each node that has children, and at which row of it that stands."""
-        nodes = list(self.children)
-        found = sampler.distributions(self.logits[[self.row(n) for n in nodes]], [self.sample_row(n) for n in nodes])
-        return {node: i for i, node in enumerate(nodes)}, found
-
     def chose(self, node: int, token: int, prob: float, u: float | None, size: int) -> None:
         one = Sampled(token, u=u, prob=prob, nucleus_size=size)
         self.told.append((node, one))
@@ -168,6 +162,44 @@ def _sample(rows: list[tuple[_Trial, int]], logits: Tensor, sampler: Sampler, ob
     at = [t.row(node) for t, node in rows]
     part = logits if at == list(range(len(logits))) else logits[torch.tensor(at, device=logits.device)]
     return sampler.sample(part, [t.sample_row(node) for t, node in rows], observe_top)
+
+
+class _Laws:
+    """p after the nodes of one trial that have children: rows ``first ..`` of what was computed for several."""
+
+    def __init__(self, t: _Trial, first: int, found: Distributions) -> None:
+        self._row = {node: first + i for i, node in enumerate(t.children)}
+        self._found = found
+
+    def p(self, node: int) -> Tensor:
+        return self._found.p[self._row[node]]
+
+    def error(self, node: int) -> str | None:
+        return self._found.errors[self._row[node]]
+
+    def size(self, node: int) -> int:
+        return self._found.sizes[self._row[node]]
+
+
+def _with_laws(trials: list[_Trial], logits: Tensor, sampler: Sampler) -> Iterator[tuple[_Trial, _Laws]]:
+    """The distributions that each trial's children are held against: of several trials at once, but not of more than memory is for."""
+    most = max(1, _MOST // logits.shape[-1])
+    i = 0
+    while i < len(trials):
+        group = [trials[i]]
+        while i + len(group) < len(trials) and sum(len(t.children) for t in group) < most:
+            group.append(trials[i + len(group)])
+        i += len(group)
+        nodes = [(t, node) for t in group for node in t.children]
+        if nodes:
+            at = torch.tensor([t.row(node) for t, node in nodes], device=logits.device)
+            found = sampler.distributions(logits[at], [t.sample_row(node) for t, node in nodes])
+        else:
+            found = Distributions(torch.empty(0, logits.shape[-1]), [], [])
+        first = 0
+        for t in group:
+            yield t, _Laws(t, first, found)
+            first += len(t.children)
 
 
 def _follow_draw(t: _Trial, sampled: list[Sampled], sampler: Sampler, observe_top: int | None) -> None:
@@ -214,26 +246,25 @@ def _weigh_drawn(t: _Trial, node: int, own: Sampled, sampler: Sampler, observe_t
         one.accept, one.top = one.p, top
 
 
-def _follow_rejection(t: _Trial, sampler: Sampler, observe_top: int | None) -> None:
-    v, node, first = t.verdict, -1, t.asked.row
-    at, found = t.distributions(sampler) if t.children else ({}, None)
+def _follow_rejection(t: _Trial, laws: _Laws, observe_top: int | None) -> None:
+    v, node, first, q = t.verdict, -1, t.asked.row, t.asked.draft.q
+    assert q is not None  # else the rule would be another
     while node in t.children:
-        assert found is not None and t.asked.draft.q is not None
-        i, position = at[node], first.position + len(v.path)
-        if found.errors[i] is not None:
-            v.error = found.errors[i]
+        position = first.position + len(v.path)
+        v.error = laws.error(node)
+        if v.error is not None:
             return
-        p = found.p[i]
+        p = laws.p(node)
         place, top = Place(p), _likeliest(p, observe_top)
         hit = None
         for sibling, child in enumerate(t.children[node]):
             one, token = v.nodes[child], t.tokens[child]
-            one.p, one.q, one.accept = place.weigh(token, t.asked.draft.q[child])
+            one.p, one.q, one.accept = place.weigh(token, q[child])
             one.top = top
             one.u = uniform(first.seed, first.sample_index, position, STREAM_ACCEPT, sibling)
             if one.u < one.accept:
                 one.outcome, hit = "accepted", child
-                t.chose(node, token, float(p[token]), one.u, found.sizes[i])
+                t.chose(node, token, float(p[token]), one.u, laws.size(node))
                 break
             one.outcome = "rejected"
             place.reject()
@@ -241,38 +272,33 @@ def _follow_rejection(t: _Trial, sampler: Sampler, observe_top: int | None) -> N
             v.own, v.own_u = "corrected", uniform(first.seed, first.sample_index, position, STREAM_RESIDUAL)
             token = walk(place.p[None], [v.own_u])[0]
             v.own_prob, v.residual_mass, v.residual = float(place.p[token]), place.mass, _likeliest(place.p, observe_top)
-            t.chose(node, token, float(p[token]), v.own_u, found.sizes[i])
+            t.chose(node, token, float(p[token]), v.own_u, laws.size(node))
             return
         v.path.append(hit)
         node = hit
     t.own_node = node
 
 
-def _follow_typical(t: _Trial, sampler: Sampler, observe_top: int | None) -> None:
+def _follow_typical(t: _Trial, laws: _Laws, observe_top: int | None) -> None:
     v = t.verdict
-    best: tuple[int, float, int] = (0, 0.0, -1)  # length, log of the product of p, last node
-    if t.children:
-        at, found = t.distributions(sampler)
-        reached = {-1: (0, 0.0)}
-        for node in range(t.count):  # parents come before their children
-            parent = t.parents[node]
-            if parent not in reached or found.errors[at[parent]] is not None:
-                continue
-            p, one, (depth, score) = found.p[at[parent]], v.nodes[node], reached[parent]
-            one.outcome, one.p, one.top = "rejected", float(p[t.tokens[node]]), _likeliest(p, observe_top)
-            one.accept = float(one.p > typical_threshold(p))
-            if one.accept:
-                reached[node] = (depth + 1, score + math.log(one.p))
-                best = max(best, (*reached[node], node), key=lambda b: (b[0], b[1], -b[2]))
-        node = best[2]
-        while node >= 0:
-            v.path.insert(0, node)
-            v.nodes[node].outcome = "accepted"
-            node = t.parents[node]
-        for node in v.path:
-            parent = t.parents[node]
-            t.chose(parent, t.tokens[node], v.nodes[node].p, None, found.sizes[at[parent]])
-    t.own_node = best[2]
+    reached = {-1: (0, 0.0)}  # node -> length of the path to it, log of the product of p along it
+    for node in range(t.count):  # parents come before their children
+        parent = t.parents[node]
+        if parent not in reached or laws.error(parent) is not None:
+            continue
+        p, one, (depth, score) = laws.p(parent), v.nodes[node], reached[parent]
+        one.outcome, one.p, one.top = "rejected", float(p[t.tokens[node]]), _likeliest(p, observe_top)
+        one.accept = float(one.p > typical_threshold(p))
+        if one.accept:
+            reached[node] = (depth + 1, score + math.log(one.p))
+    node = t.own_node = max(reached, key=lambda n: (*reached[n], -n))
+    while node >= 0:
+        v.path.insert(0, node)
+        v.nodes[node].outcome = "accepted"
+        node = t.parents[node]
+    for node in v.path:
+        parent = t.parents[node]
+        t.chose(parent, t.tokens[node], v.nodes[node].p, None, laws.size(parent))
 
 
 def _draw_own(trials: list[_Trial], logits: Tensor, sampler: Sampler, observe_top: int | None) -> None:

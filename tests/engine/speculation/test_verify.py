@@ -122,20 +122,24 @@ def test_a_window_is_no_proposal():
     assert len(got.nodes) == 1
 
 
-def drawn_draft(models, first, shape, acceptance="rejection"):
-    """A tree that is drawn as drafters draw: every node at depth d gets ``shape[d]`` children."""
-    drawer, tokens, parents, q, level = DraftSampler(VOCAB), [], [], [], [((), -1)]
+def drawn_drafts(models, firsts, shape, acceptance="rejection") -> list[Draft]:
+    """Trees that are drawn as drafters draw: every node at depth d gets ``shape[d]`` children. All requests at once."""
+    drawer, drafts, q = DraftSampler(VOCAB), [Draft([], []) for _ in firsts], [[] for _ in firsts]
+    level = [(i, (), -1) for i in range(len(firsts))]
     for width in shape:
+        logits = torch.stack([models.logits("q", path) for _, path, _ in level])
+        drawn = drawer.draw(logits, [firsts[i].after(path) for i, path, _ in level], width, acceptance)
         below = []
-        for path, node in level:
-            one = drawer.draw(models.logits("q", path)[None], [first.after(path)], width, acceptance)[0]
+        for (i, path, node), one in zip(level, drawn, strict=True):
             for token in one.token_ids:
-                tokens.append(token)
-                parents.append(node)
-                q.append(one.q)
-                below.append(((*path, token), len(tokens) - 1))
+                drafts[i].token_ids.append(token)
+                drafts[i].parents.append(node)
+                q[i].append(one.q)
+                below.append((i, (*path, token), len(drafts[i]) - 1))
         level = below
-    return Draft(tokens, parents, None if acceptance == "coupled" else torch.stack(q))
+    for draft, rows in zip(drafts, q, strict=True):
+        draft.q = None if acceptance == "coupled" else torch.stack(rows)
+    return drafts
 
 
 def rows_of(models, draft):
@@ -151,20 +155,23 @@ def test_sampled_drafts_follow_the_law_of_the_target(shape):
 
     The second token of a step that gained only one is drawn as the next step would. Passed by chance about once in 10^5.
     """
-    n, sampler = 1500, Sampler(VOCAB)
+    n, sampler = 1000, Sampler(VOCAB)
     models = Models(5, SamplingParams(temperature=0.9, top_p=0.95), holes=0.15, likeness=0.3)
-    asked, logits = [], []
-    for seed in range(n):
-        first = row(models.params, seed)
-        draft = drawn_draft(models, first, shape)
-        asked.append(Asked(draft, first, sum(map(len, logits))))
+    asked, logits, at = [], [], 0
+    firsts = [row(models.params, seed) for seed in range(n)]
+    for first, draft in zip(firsts, drawn_drafts(models, firsts, shape), strict=True):
+        asked.append(Asked(draft, first, at))
+        at += 1 + len(draft)
         logits.append(rows_of(models, draft))
-    counts, lengths = torch.zeros(VOCAB, VOCAB), set()
+    counts, lengths, whole, short = torch.zeros(VOCAB, VOCAB), set(), [], []
     for one, got in zip(asked, verify(asked, torch.cat(logits), sampler), strict=True):
         tokens = [s.token_id for s in got.sampled]
         lengths.add(len(tokens))
-        if len(tokens) == 1:
-            tokens += [s.token_id for s in sampler.sample(models.logits("p", (tokens[0],))[None], [one.row.after(tokens)])]
+        (whole if len(tokens) > 1 else short).append((one, tokens))
+    later = torch.stack([models.logits("p", (tokens[0],)) for _, tokens in short])
+    for (_, tokens), s in zip(short, sampler.sample(later, [one.row.after(tokens) for one, tokens in short]), strict=True):
+        tokens.append(s.token_id)
+    for _, tokens in whole + short:
         counts[tokens[0], tokens[1]] += 1
     assert lengths == {1, 2, 3}
     expected = target_law(models, 2) * n
@@ -181,9 +188,8 @@ def test_sampled_drafts_follow_the_law_of_the_target(shape):
 def test_coupled_drafts_give_the_tokens_of_plain_decoding_and_are_often_right(shape):
     sampler, models = Sampler(VOCAB), Models(5, SamplingParams(temperature=1), holes=0.0, likeness=0.8)
     accepted = 0
-    for seed in range(40):
-        first = row(models.params, seed)
-        draft = drawn_draft(models, first, shape, "coupled")
+    firsts = [row(models.params, seed) for seed in range(40)]
+    for first, draft in zip(firsts, drawn_drafts(models, firsts, shape, "coupled"), strict=True):
         got = verify([Asked(draft, first, 0, "coupled")], rows_of(models, draft), sampler)[0]
         path = []
         for s in got.sampled:
