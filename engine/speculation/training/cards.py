@@ -12,7 +12,7 @@ from engine.speculation.training.train import Trainer
 
 _WHAT = {
     "eagle": "EAGLE layer: one decoder layer over the target's last feature and the next token's embedding; begun at the target's last layer.",
-    "draft_model": "Draft model: {num_layers} decoder layers of the target's width under its embedding and head; begun at the target's first and last layers.",
+    "draft_model": "Draft model: {num_layers} decoder layers of the target's width under its embedding and head; begun at the target's first {num_layers}.",
     "medusa": "Medusa: {num_heads} heads, one residual block each, begun at zero.",
     "layer_skip": "Exit after the target's first {exit_layer} layers: a norm and a residual linear adapter, begun at the target's final norm and zero.",
 }

@@ -17,6 +17,7 @@ from engine.speculation.training.modules import Drafter, Eagle
 
 _SAVE_SECONDS = 60.0
 _PRINT_SECONDS = 15.0
+_VECTORS = 3.0  # norms and biases, whose entries are larger than those of matrices, learn that much faster
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,10 @@ class Trainer:
         self.parameters = dict(drafter.named_parameters())
         decayed = [p for p in self.parameters.values() if p.dim() > 1]
         others = [p for p in self.parameters.values() if p.dim() < 2]
-        groups = [{"params": decayed, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        groups = [
+            {"params": decayed, "weight_decay": plan.weight_decay, "times": 1.0},
+            {"params": others, "weight_decay": 0.0, "times": _VECTORS},
+        ]
         self.optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.95))
         self.step = 0
         self.seconds = 0.0  # of training, over all sittings
@@ -138,7 +142,7 @@ class Trainer:
     def _train(self, rows: list[int], progress: float) -> dict[str, float]:
         rate = self.plan.learning_rate * min(1.0, (self.step + 1) / self.plan.warmup) * (1 + math.cos(math.pi * progress)) / 2
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["times"]
         loss, parts = self.loss(ExampleBatch.of([self.examples[i] for i in rows]), self.depth_at(progress))
         if not loss.isfinite():
             raise RuntimeError(f"the loss of {self.drafter.method} is {float(loss.detach())} at step {self.step}")
