@@ -118,10 +118,13 @@ class Trainer:
         self._print(1.0 if last_step is None else self.step / steps, mean)
 
     def _remaining(self, steps: int) -> Iterator[list[int]]:
-        an_epoch = self.steps_an_epoch
+        """Batches from the current step on. Epochs differ a little in how many they have."""
+        first = epoch = 0
         while self.step < steps:
-            epoch, within = divmod(self.step, an_epoch)
-            yield from list(self._batches(epoch))[within:]
+            batches = list(self._batches(epoch))
+            yield from batches[max(0, self.step - first) :]
+            first += len(batches)
+            epoch += 1
 
     def _batches(self, epoch: int) -> Iterator[list[int]]:
         """Examples of similar length together, mixed anew in every epoch."""

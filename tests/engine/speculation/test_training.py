@@ -221,6 +221,25 @@ def test_a_break_changes_nothing(method: str, target: Target, ends: TargetEnds, 
         assert not torch.equal(value, drafter(method, target, examples).state_dict()[name]), name
 
 
+def test_epochs_of_different_length(target: Target, ends: TargetEnds, examples: list[Example], tmp_path: Path) -> None:
+    """Batches are mixed anew in each epoch, so epochs differ in how many they have; a break may fall anywhere."""
+    plan = Plan(epochs=6, learning_rate=1e-3, batch_tokens=70)
+
+    def trainer(name: str) -> Trainer:
+        return Trainer(drafter("layer_skip", target, examples), ends, examples * 3, plan, tmp_path / name)
+
+    one = trainer("one")
+    epochs = [list(one._batches(epoch)) for epoch in range(12)]
+    assert len({len(epoch) for epoch in epochs}) > 1
+    for epoch in epochs:
+        assert sorted(i for rows in epoch for i in rows) == list(range(18))
+        assert all(len(rows) * max(len(one.examples[i].token_ids) for i in rows) <= 70 for rows in epoch)
+    everything = [rows for epoch in epochs for rows in epoch]
+    for start in range(one.steps):
+        one.step = start
+        assert list(itertools.islice(one._remaining(10**6), 20)) == everything[start : start + 20]
+
+
 def test_minutes_end_a_run(target: Target, ends: TargetEnds, examples: list[Example], tmp_path: Path) -> None:
     trainer = Trainer(drafter("layer_skip", target, examples), ends, examples, Plan(10**6, 1e-3), tmp_path / "run")
     trainer.run(minutes=1e-3)
