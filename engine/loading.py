@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.hardware.cost import CostFacts
 from engine.hardware.device import DeviceFacts, resolve_device
 from engine.kvcache.layout import KVCache
-from engine.model import single_row
+from engine.model import compiled
 from engine.model.checkpoint import load_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.llama import Model
@@ -39,7 +39,7 @@ class Parts:
     device: DeviceFacts
     model_facts: dict[str, Any]
     versions: dict[str, str]
-    no_single_row: str = ""  # why decodes of one request are not compiled
+    not_compiled: str = ""  # why steps of one request are not compiled
 
     @cached_property
     def cost_facts(self) -> CostFacts:
@@ -47,11 +47,10 @@ class Parts:
 
     @property
     def device_facts(self) -> dict[str, Any]:
-        single = self.model.single_row
         return {
             **self.device.as_dict(),
             "linear_backend": self.model.linear_backend,
-            "single_row": single.state if single is not None else self.no_single_row,
+            "single_row": self.model.compiled.state if self.model.compiled is not None else self.not_compiled,
         }
 
     def resolve(self, config: EngineConfig) -> EngineConfig:
@@ -104,10 +103,10 @@ def load_parts(config: EngineConfig) -> Parts:
     checkpoint = load_checkpoint(path)
     device = resolve_device(config.device, config.dtype, config.attention_backend)
     unfit = (
-        "enforce_eager" if config.enforce_eager else single_row.unfit(checkpoint.config, device.torch_device, device.torch_dtype)
+        "enforce_eager" if config.enforce_eager else compiled.unfit(checkpoint.config, device.torch_device, device.torch_dtype)
     )
-    compiled = None if unfit else partial(single_row.SingleRow, directory=cache_directory() / "compiled")
-    model = Model(checkpoint.config, checkpoint.tensors, device.torch_device, device.torch_dtype, compiled)
+    layer = None if unfit else partial(compiled.CompiledLayer, directory=cache_directory() / "compiled")
+    model = Model(checkpoint.config, checkpoint.tensors, device.torch_device, device.torch_dtype, layer)
     facts = {
         **checkpoint.config.facts(),
         "name": config.model,

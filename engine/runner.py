@@ -119,6 +119,7 @@ class Runner:
         )
         slots = np.concatenate([s.slots[s.start :] for s in spans])
         device = self.model.device
+        compiled = self.model.takes(spans)
         batch = Batch(
             token_ids=torch.tensor(tokens, device=device),
             positions=torch.from_numpy(positions).to(device),
@@ -126,7 +127,8 @@ class Runner:
             sample_rows=None if everything else torch.tensor(sampled, dtype=torch.int64, device=device),
             end=max(s.end for s in spans),
             attention=self.attention,
-            plan=self.attention.plan(spans, self.kv.tensor, self.model.compute_dtype),
+            plan=None if compiled else self.attention.plan(spans, self.kv.tensor, self.model.compute_dtype),
+            span=spans[0] if compiled else None,
         )
         return batch, first_rows
 

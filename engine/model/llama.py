@@ -4,20 +4,20 @@ Shapes: T tokens in the batch, H query heads, K KV heads, D head_dim, S sampled 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from engine.attention.base import Attention
+from engine.attention.base import Attention, Span
 from engine.kvcache.layout import KVCache
+from engine.model.compiled import CompiledLayer
 from engine.model.config import ModelConfig, rope_frequencies
+from engine.model.few_rows import FewRows, RowShape
 from engine.model.linear import Linear, LinearBackend, create_linear_backend
-from engine.model.single_row import Function, RowShape, SingleRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class Batch:
     sample_rows: torch.Tensor | None  # [S], rows whose logits are wanted; None: all
     end: int  # one more than the largest position
     attention: Attention
-    plan: Any  # attention.plan of this step
+    plan: Any  # attention.plan of this step; None with a span
+    span: Span | None = None  # the only request's, where ``Model.takes`` it
 
 
 class Norm:
@@ -155,13 +156,12 @@ class Layer:
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return self.down.added_to(x, F.silu(gate, inplace=True).mul_(up))
 
-    def to_next(self, following: "Layer") -> list[torch.Tensor]:
-        """The weights between this layer's attention and the next one's, as ``single_row.between_attentions`` takes them."""
-        here, there = self.plain_weights, following.plain_weights
-        norms = [self.mlp_norm.weight.float(), following.attention_norm.weight.float()]
-        qk_norm = torch.zeros(0) if following.qk_norm is None else following.qk_norm.weight.float()
-        biases = [here["o_proj.bias"], here["gate_proj.bias"], here["down_proj.bias"], there["q_proj.bias"]]
-        return [here["o_proj"], here["gate_proj"], here["down_proj"], there["q_proj"], *norms, qk_norm, *biases]
+    def compiled_inputs(self) -> list[torch.Tensor]:
+        """The layer's weights as ``few_rows.layer`` takes them."""
+        plain, names = self.plain_weights, ("q_proj", "o_proj", "gate_proj", "down_proj")
+        norms = [self.attention_norm.weight.float(), self.mlp_norm.weight.float()]
+        qk_norm = torch.zeros(0) if self.qk_norm is None else self.qk_norm.weight.float()
+        return [*(plain[name] for name in names), *norms, qk_norm, *(plain[f"{name}.bias"] for name in names)]
 
 
 class Model:
@@ -173,11 +173,11 @@ class Model:
         tensors: Mapping[str, torch.Tensor],
         device: torch.device | str,
         dtype: torch.dtype,
-        single_row: Callable[[RowShape], SingleRow] | None = None,
+        compiled: Callable[[RowShape], CompiledLayer] | None = None,
     ) -> None:
         """``tensors``: by Hugging Face name; each is read once. ``dtype``: of the weights and the KV cache.
 
-        ``single_row`` makes the compiled function for decodes of one request (see ``engine.model.single_row``); None: not used.
+        ``compiled`` makes the compiled layer for few rows of one request (see ``engine.model.compiled``); None: not used.
         """
         self.config = config
         self.device = torch.device(device)
@@ -190,13 +190,13 @@ class Model:
         # Reading, dequantising and packing weights is work for one core a tensor: several at a time.
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             ends = pool.submit(self._load_ends, tensors, backend)
-            plain = single_row is not None
+            plain = compiled is not None
             self.layers = list(pool.map(lambda i: Layer(config, tensors, i, backend, plain), range(config.num_layers)))
             self.embedding, self.head = ends.result()
-        self.single_row: SingleRow | None = None
-        if single_row is not None:
-            self.single_row = single_row(self._row_shape())
-            self._between = [layer.to_next(following) for layer, following in pairwise(self.layers)]
+        self.compiled: CompiledLayer | None = None
+        if compiled is not None:
+            self.compiled = compiled(self._row_shape())
+            self._few_rows = FewRows(config.sliding_windows, [layer.compiled_inputs() for layer in self.layers])
 
     def _load_ends(self, tensors: Mapping[str, torch.Tensor], backend: LinearBackend) -> tuple[torch.Tensor, Linear]:
         """The embedding [vocab_size, hidden_size] and the head."""
@@ -207,6 +207,12 @@ class Model:
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits [S, vocab_size] in ``compute_dtype``. The tokens' K and V are written into ``kv`` at ``batch.slots``."""
         return self.head(self._features(batch, kv, batch.sample_rows))
+
+    def takes(self, spans: Sequence[Span]) -> bool:
+        """Whether the compiled layer runs a batch of these spans: its ``span`` is to be set then, and needs no plan."""
+        if self.compiled is None or len(spans) != 1 or not self._few_rows.takes(spans[0]):
+            return False
+        return self.compiled.function(spans[0].num_tokens) is not None
 
     def features(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """What the head reads (after the final norm) at the sampled rows, [S, hidden_size]."""
@@ -236,34 +242,28 @@ class Model:
     def _features(self, batch: Batch, kv: KVCache, rows: torch.Tensor | None) -> torch.Tensor:
         """What the head reads at ``rows`` (None: at all)."""
         x, cos, sin = self._enter(batch)
-        if self.single_row is not None and x.shape[0] == 1 and rows is None:
-            function = self.single_row.function()
-            if function is not None:
-                return self.norm(self._one_row(function, x, batch, cos, sin, kv))
+        if batch.span is not None:
+            x = self._run_compiled(batch.span, x, cos, sin, kv)
+            return self.norm(x if rows is None else x.index_select(0, rows))
         last = len(self.layers) - 1
         for i, (layer, pool) in enumerate(zip(self.layers, kv.layers)):
             x = layer.forward(x, batch, cos, sin, pool, rows if i == last else None)
         return self.norm(x)
 
-    def _one_row(
-        self, function: Function, x: torch.Tensor, batch: Batch, cos: torch.Tensor, sin: torch.Tensor, kv: KVCache
-    ) -> torch.Tensor:
-        """All layers for a single token, ``x`` [1, hidden_size]; ``function`` does what lies between two attentions."""
-        qkv = self.layers[0].project(x, cos, sin)
-        stored = qkv if qkv.dtype == self.dtype else qkv.to(self.dtype)
-        x = x.float()
-        for layer, pool, weights in zip(self.layers, kv.layers, self._between):  # one fewer: the last layer has no next one
-            attended = layer.attend(qkv, stored, batch, pool)
-            x, qkv, stored = function([x, attended, cos, sin, *weights])[:3]
-        attended = self.layers[-1].attend(qkv, stored, batch, kv.layers[-1])
-        return self.layers[-1].feed_forward(x.to(self.compute_dtype), attended)
+    def _run_compiled(self, span: Span, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv: KVCache) -> torch.Tensor:
+        """All layers for the rows of ``span``, which ``takes`` has taken."""
+        found = None if self.compiled is None else self.compiled.function(span.num_tokens)
+        if found is None:
+            raise RuntimeError(f"no layer was compiled for the {span.num_tokens} rows of a batch that was made for it")
+        rows, function = found
+        return self._few_rows.run(function, rows, x, cos, sin, span, kv).to(self.compute_dtype)
 
     def _row_shape(self) -> RowShape:
         weights, config = self.layers[0].plain_weights, self.config
         return RowShape(
             hidden_size=config.hidden_size, num_heads=config.num_attention_heads, num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim, intermediate_size=config.intermediate_size, eps=config.rms_norm_eps, qk_norm=config.qk_norm,
-            biases=tuple(weights[f"{name}.bias"].numel() > 0 for name in ("o_proj", "gate_proj", "down_proj", "q_proj")),
+            biases=tuple(weights[f"{name}.bias"].numel() > 0 for name in ("q_proj", "o_proj", "gate_proj", "down_proj")),
             dtype=str(self.dtype).removeprefix("torch."), compute_dtype=str(self.compute_dtype).removeprefix("torch."),
             threads=torch.get_num_threads(),
         )  # fmt: skip

@@ -119,8 +119,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     engine = Engine(EngineConfig(dtype="bfloat16", device="cpu", max_num_seqs=1, num_kv_blocks=256, enable_prefix_caching=False))
-    if engine.parts.model.single_row is not None:
-        engine.parts.model.single_row.wait(600)
+    if engine.parts.model.compiled is not None:
+        engine.parts.model.compiled.wait(600)
     print(f"{engine.parts.device_facts}")
     wanted = {n: c for n, c in drafters(arguments.k).items() if n == PLAIN or n in (arguments.drafters or drafters(4))}
     engine.generate(bench_prompts(1), SamplingParams(temperature=0, max_tokens=8))

@@ -83,8 +83,8 @@ def _until(tokens: list[int], ends: set[int]) -> int:
 def engine_side(dtype: str) -> tuple[Generate, Engine]:
     engine = Engine(EngineConfig(dtype=dtype, device="cpu", max_num_seqs=32, max_num_batched_tokens=2048, max_model_len=4096,
                                  num_kv_blocks=1024, enable_prefix_caching=False))  # fmt: skip
-    if engine.parts.model.single_row is not None:  # the first time ever it is being compiled
-        engine.parts.model.single_row.wait(600)
+    if engine.parts.model.compiled is not None:  # the first time ever it is being compiled
+        engine.parts.model.compiled.wait(600)
 
     def generate(prompts: list[list[int]], count: int, chat: bool) -> int:
         how: dict[str, Any] = {"temperature": 0.8} if chat else {"temperature": 0, "ignore_eos": True}
