@@ -28,6 +28,10 @@ def _nucleus(body: str) -> str:
     return f"def nucleus_size(probabilities, p):\n    {body}\n"
 
 
+def _speedup(body: str) -> str:
+    return f"def speedup(a, K, c, v):\n    {body}\n"
+
+
 WRONG: dict[str, list[Wrong]] = {
     "00_quickstart": [
         Wrong(_tokens("prompt_tokens + output_tokens"), "One too many for each"),
@@ -64,5 +68,12 @@ WRONG: dict[str, list[Wrong]] = {
         Wrong(_nucleus("return sum(x >= 1 - p for x in probabilities)"), "each probability with 1 - p"),
         Wrong(_nucleus("return sum(x >= p for x in probabilities)"), "each probability with p"),
         Wrong(_nucleus("return 1"), "the engine kept"),
+    ],
+    "04_speculation": [
+        Wrong(_speedup("return sum(a**i for i in range(1, K + 1)) / (c * K + v)"), "One token too few"),
+        Wrong(_speedup("return sum(a**i for i in range(K + 1))"), "What does such a pass cost?"),
+        Wrong(_speedup("return (a * K + 1) / (c * K + v)"), "only if all before it were accepted"),
+        Wrong(_speedup("return sum(a**i for i in range(K + 1)) / (c * K)"), "checks the guesses is missing"),
+        Wrong(_speedup("return K"), "one token for cK + v"),
     ],
 }
