@@ -9,6 +9,12 @@ from panel.custom import AnyWidgetComponent
 HERE = Path(__file__).parent
 
 
+def parts(*names: str) -> str:
+    """The ESM of a view: what all views share (dom.js), then these files of this folder, in order. (As text it has nothing to
+    import from.)"""
+    return "\n".join((HERE / name).read_text(encoding="utf-8") for name in ("dom.js", *names))
+
+
 class Canvas(AnyWidgetComponent):
     """Python sends messages (``send``); the browser answers through ``action``, a dict with ``seq`` (so that two equal
     actions are two changes) and ``kind``. Subclasses set ``_esm`` and write ``on_<kind>(action)``; an unknown kind is ignored,

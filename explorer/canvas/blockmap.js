@@ -6,8 +6,6 @@
 //        code    kind | palette index << 8 | references << 16 | fill << 24; kind 0 free, 1 cached, 2 held, 3 shared
 //        palette [[light, dark], ...]; marked: u32 block ids of the selected request; selected, hovered: block id or -1
 //        detail  {block_id, lines: [text, ...]} answers hovered; resync: raised here when a delta was missed
-const NAMES = ["free", "cached, free", "held by one request", "shared"];
-const SHORT = ["free", "cached", "held", "shared"];
 const SMALL = 6;          // below this cell size (CSS px) blocks are drawn as one image, above it cell by cell
 const MAX_CELL = 34, GUTTER = 46, FLASH_MS = 450, FADE_MS = 90, MAX_FLASHES = 600;
 const words = (view) => new Uint32Array(view.buffer.slice(view.byteOffset, view.byteOffset + (view.byteLength & ~3)));
@@ -36,33 +34,33 @@ class BlockMap {
   }
 
   build(el) {
-    this.root = make("div", "ctw-map", el);
-    make("style", "", this.root, STYLE);
-    const bar = make("div", "ctw-bar", this.root);
+    this.root = add(el, "div", "ctw-map");
+    add(this.root, "style", "", STYLE);
+    const bar = add(this.root, "div", "ctw-bar");
     this.keys = SHORT.map((name) => {
-      const key = make("span", "ctw-key", bar);
-      const swatch = make("canvas", "", key);
+      const key = add(bar, "span", "ctw-key");
+      const swatch = add(key, "canvas", "");
       swatch.width = swatch.height = 32;
-      make("span", "", key, name);
-      return { key, swatch, count: make("b", "", key, "0") };
+      add(key, "span", "", name);
+      return { key, swatch, count: add(key, "b", "", "0") };
     });
-    const zoom = make("span", "ctw-zoom", bar);
+    const zoom = add(bar, "span", "ctw-zoom");
     for (const [text, label, act] of [["−", "Zoom out", () => this.zoomBy(1 / 1.5)], ["+", "Zoom in", () => this.zoomBy(1.5)],
       ["fit", "Show all blocks", () => this.zoomBy(0)]]) {
-      const button = make("button", "", zoom, text);
+      const button = add(zoom, "button", "", text);
       button.type = "button"; button.title = label; button.setAttribute("aria-label", label);
       button.addEventListener("click", act);
     }
-    this.canvas = make("canvas", "map", this.root);
+    this.canvas = add(this.root, "canvas", "map");
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "application");
     this.canvas.setAttribute("aria-roledescription", "map of KV blocks");
     this.canvas.cutaway = this;  // for tests: the data behind the pixels
     this.ctx = this.canvas.getContext("2d");
     this.image = document.createElement("canvas");  // one pixel a block, for small cells
-    this.tip = make("div", "ctw-tip", this.root);
+    this.tip = add(this.root, "div", "ctw-tip");
     this.tip.hidden = true;
-    this.live = make("div", "ctw-sr", this.root);
+    this.live = add(this.root, "div", "ctw-sr");
     this.live.setAttribute("role", "status");
     const c = this.canvas;
     c.addEventListener("pointermove", (e) => this.pointerMove(e));
@@ -105,10 +103,9 @@ class BlockMap {
     this.seq = all[0]; this.blockSize = all[1];
     this.codes = all.slice(2);
     this.counts = [0, 0, 0, 0];
-    for (let i = 0; i < this.codes.length; i++) this.counts[this.codes[i] & 3]++;
+    for (const code of this.codes) this.counts[code & 3]++;
     this.flash.clear();
-    this.takeDelta();
-    this.redraw();
+    this.takeDelta(); this.redraw();
   }
 
   takeDelta() {
@@ -160,8 +157,7 @@ class BlockMap {
     this.pixelsReady = false;
     this.pixels = new ImageData(this.cols, this.rows);
     this.pixels32 = new Uint32Array(this.pixels.data.buffer);
-    this.clampPan();
-    this.redraw();
+    this.clampPan(); this.redraw();
   }
 
   get cell() { return this.fit * this.zoom; }
@@ -178,8 +174,7 @@ class BlockMap {
     this.zoom = factor ? Math.max(1, Math.min(this.zoom * factor, 64 / this.fit)) : 1;
     this.ox = px * this.cell / before - (x - this.gutter);
     this.oy = py * this.cell / before - y;
-    this.clampPan();
-    this.redraw();
+    this.clampPan(); this.redraw();
   }
 
   redraw() { this.whole = true; this.schedule(); }
@@ -293,7 +288,8 @@ class BlockMap {
   blockAt(e) {
     const col = Math.floor((e.offsetX - this.gutter + this.ox) / this.cell), row = Math.floor((e.offsetY + this.oy) / this.cell);
     const block = row * this.cols + col;
-    return e.offsetX < this.gutter || col < 0 || col >= this.cols || row < 0 || block >= this.codes.length ? -1 : block;
+    const inside = e.offsetX >= this.gutter && col >= 0 && col < this.cols && row >= 0 && block < this.codes.length;
+    return inside ? block : -1;  // also where the map has no size yet and nothing is a number
   }
 
   pointerMove(e) {
@@ -355,7 +351,7 @@ class BlockMap {
     const code = this.codes[block], detail = this.model.get("detail") || {};
     const lines = detail.block_id === block ? detail.lines : [`${NAMES[code & 255]}, ref_count ${(code >> 16) & 255}`];
     this.tip.textContent = "";
-    make("b", "", this.tip, `block ${block}`);
+    add(this.tip, "b", "", `block ${block}`);
     this.tip.appendChild(document.createTextNode(lines.join("\n")));
     this.tip.hidden = false;
     // Fixed to the window, since the card around the map clips what hangs over.

@@ -1,16 +1,15 @@
 """The map of all physical KV blocks, drawn on a canvas: 32 to 100,000 blocks, changes sent as binary deltas."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import param
 from panel.custom import AnyWidgetComponent
 
+from explorer.canvas.base import parts
+
 FREE, CACHED, HELD, SHARED = range(4)  # what a block can be; the lowest byte of its code
-_HERE = Path(__file__).parent
-# One ES module for Panel and for notebooks: the painter first, since a module given as text has nothing to import from.
-ESM = (_HERE / "blockmap_paint.js").read_text(encoding="utf-8") + (_HERE / "blockmap.js").read_text(encoding="utf-8")
+ESM = parts("blockmap_paint.js", "blockmap.js")  # one ES module for Panel and for notebooks
 
 
 def pack_codes(kind: np.ndarray, colour: np.ndarray, ref_counts: np.ndarray, level: np.ndarray) -> np.ndarray:

@@ -1,5 +1,7 @@
 // How the map looks: its style sheet, and one KV block with its colours, hatches, fill level and count. Put in front of blockmap.js (see blockmap.py).
 const FREE = 0, CACHED = 1, HELD = 2, SHARED = 3;
+const NAMES = ["free", "cached, free", "held by one request", "shared"];
+const SHORT = ["free", "cached", "held", "shared"];
 
 const STYLE = `
 .ctw-map{position:relative;font-size:13px;line-height:1.4;font-family:inherit;color:var(--panel-on-surface-color,inherit)}
@@ -20,13 +22,6 @@ const STYLE = `
 .ctw-tip b{display:block}
 .ctw-sr{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}`;
 
-const make = (tag, className, parent, text) => {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  if (parent) parent.appendChild(node);
-  return node;
-};
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 const mix = (a, b, t) => a.map((v, i) => Math.round(v + (b[i] - v) * t));
 const css = (c) => `rgb(${c[0]},${c[1]},${c[2]})`;

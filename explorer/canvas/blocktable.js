@@ -30,13 +30,6 @@ const STYLE = `
 .ctw-skip{align-self:center;opacity:.75;padding:0 4px}
 .ctw-note{opacity:.75;padding:8px 4px}`;
 
-const make = (tag, className, parent, text) => {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  if (parent) parent.appendChild(node);
-  return node;
-};
 const luminance = (css) => {
   const [r, g, b] = (css.match(/[\d.]+/g) || [0, 0, 0]).map(Number);
   return 0.3 * r + 0.59 * g + 0.11 * b;
@@ -46,10 +39,10 @@ class BlockTables {
   constructor(model, el) {
     this.model = model;
     this.seen = new Map();  // request id -> {node, key, chips}
-    this.root = make("div", "ctw-tables", el);
-    make("style", "", this.root, STYLE);
-    this.list = make("div", "", this.root);
-    this.note = make("div", "ctw-note", this.root);
+    this.root = add(el, "div", "ctw-tables");
+    add(this.root, "style", "", STYLE);
+    this.list = add(this.root, "div", "");
+    this.note = add(this.root, "div", "ctw-note");
     this.root.cutaway = this;
     this.off = [];
     for (const name of ["rows", "omitted", "message", "selected_request", "selected_block"]) {
@@ -86,7 +79,7 @@ class BlockTables {
   }
 
   open(id) {
-    const node = make("div", "ctw-row"), head = make("button", "ctw-head", node), strip = make("div", "ctw-chips", node);
+    const node = make("div", "ctw-row"), head = add(node, "button", "ctw-head"), strip = add(node, "div", "ctw-chips");
     head.type = "button";
     const entry = { node, head, strip, key: "", chips: [], cursor: -1 };
     strip.tabIndex = 0;
@@ -121,15 +114,15 @@ class BlockTables {
     entry.node.classList.toggle("faded", Boolean(request) && request !== row.id);
     entry.head.setAttribute("aria-pressed", String(request === row.id));
     entry.head.textContent = "";
-    make("span", "ctw-dot", entry.head);
-    make("b", "", entry.head, row.id);
-    make("span", "", entry.head, row.status);
-    make("span", "dim", entry.head, `${row.tokens} tokens in ${row.blocks} blocks`);
-    if (row.cached) make("span", "dim", entry.head, `${row.cached} tokens from the prefix cache`);
+    add(entry.head, "span", "ctw-dot");
+    add(entry.head, "b", "", row.id);
+    add(entry.head, "span", "", row.status);
+    add(entry.head, "span", "dim", `${row.tokens} tokens in ${row.blocks} blocks`);
+    if (row.cached) add(entry.head, "span", "dim", `${row.cached} tokens from the prefix cache`);
     if (row.blocks) {
-      const gauge = make("span", "ctw-gauge", entry.head);
-      make("span", "", gauge, `last block ${row.fill}/${row.size}`);
-      make("u", "", make("i", "", gauge)).style.width = `${100 * row.fill / row.size}%`;
+      const gauge = add(entry.head, "span", "ctw-gauge");
+      add(gauge, "span", "", `last block ${row.fill}/${row.size}`);
+      add(add(gauge, "i", ""), "u", "").style.width = `${100 * row.fill / row.size}%`;
     }
     this.fillChips(entry, row, block);
   }
@@ -140,10 +133,10 @@ class BlockTables {
     row.chips.forEach(([logical, physical, refs], i) => {
       let chip = entry.chips[i];
       if (!chip) {
-        chip = entry.chips[i] = make("span", "ctw-chip", entry.strip);
+        chip = entry.chips[i] = add(entry.strip, "span", "ctw-chip");
         chip.id = `ctw-${row.id}-${i}`;
         chip.setAttribute("role", "option");
-        make("small", "", chip); make("span", "", chip);
+        add(chip, "small", ""); add(chip, "span", "");
       }
       const key = `${logical}/${physical}/${refs}`;
       if (chip.key !== key) {
@@ -160,7 +153,7 @@ class BlockTables {
     });
     entry.chips.splice(row.chips.length).forEach((chip) => chip.remove());
     if (row.skipped > 0) {
-      entry.skip = make("span", "ctw-skip", null, `… ${row.skipped} more …`);
+      entry.skip = make("span", "ctw-skip", `… ${row.skipped} more …`);
       entry.strip.insertBefore(entry.skip, entry.chips[row.cut] || null);
     }
   }

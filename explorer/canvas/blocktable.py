@@ -1,12 +1,13 @@
 """The block tables of the requests: logical block to physical block, one row a request."""
 
-from pathlib import Path
 from typing import Any
 
 import param
 from panel.custom import AnyWidgetComponent
 
-ESM = (Path(__file__).parent / "blocktable.js").read_text(encoding="utf-8")
+from explorer.canvas.base import parts
+
+ESM = parts("blocktable.js")
 
 
 class BlockTable(AnyWidgetComponent):

@@ -49,12 +49,6 @@ const CSS = `
   .ct-choice .cell { grid-template-columns: 1fr 46px; gap: 4px; } .ct-choice td.why { font-size: 11px; } .ct-choice td, .ct-choice th { padding-right: 6px; } }
 `;
 const SVG = "http://www.w3.org/2000/svg";
-const make = (tag, className, text) => {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-};
 const percent = (p) => (p === null ? "–" : p === 0 ? "0" : p >= 0.0995 ? `${(100 * p).toFixed(1)} %` : p >= 0.0001 ? `${(100 * p).toPrecision(2)} %` : "< 0.01 %");
 const significant = (p) => String(Number(p.toPrecision(3))); // 0.00161, 1, 1.2e-9
 const visible = (text) => (text === "" ? "∅" : text.replace(/ /g, "·").replace(/\r?\n/g, "↵").replace(/\t/g, "⇥"));

@@ -4,7 +4,7 @@ from typing import Any
 
 import param
 
-from explorer.canvas.base import HERE, Canvas
+from explorer.canvas.base import Canvas, parts
 from explorer.i18n import _
 
 TEXTS = {
@@ -30,7 +30,7 @@ TEXTS = {
 class ChoicePicture(Canvas):
     """Draws ``data``, as ``explorer.sampling.picture.choice_data`` makes it: {} shows ``empty``."""
 
-    _esm = HERE / "choice.js"
+    _esm = parts("choice.js")
 
     data = param.Dict(default={})
     empty = param.String(default="")

@@ -24,12 +24,6 @@ const CSS = `
 .ct-lanes .tip dl { display: grid; grid-template-columns: auto auto; gap: 0 12px; margin: 4px 0 0; } .ct-lanes .tip dt { color: var(--muted); } .ct-lanes .tip dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; }
 `;
 const SVG = "http://www.w3.org/2000/svg";
-const make = (tag, className, text) => {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-};
 const draw = (tag, attributes, text) => {
   const made = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);

@@ -5,7 +5,7 @@ from typing import Any
 
 import param
 
-from explorer.canvas.base import HERE, Canvas
+from explorer.canvas.base import Canvas, parts
 from explorer.i18n import _
 
 TEXTS = {
@@ -21,7 +21,7 @@ TEXTS = {
 class TokenLanes(Canvas):
     """Draws ``data`` (``explorer.sampling.lanes.Lanes.data()``; {} shows ``empty``); a click gives the node's key."""
 
-    _esm = HERE / "lanes.js"
+    _esm = parts("lanes.js")
     kinds = ("choose",)
 
     data = param.Dict(default={})

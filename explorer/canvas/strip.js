@@ -24,12 +24,6 @@ const CSS = `
   background: var(--panel-surface-color); border: 1px solid var(--line); box-shadow: 0 4px 18px rgb(0 0 0 / .22); }
 .ct-strip .tip dl { display: grid; grid-template-columns: auto auto; gap: 0 12px; margin: 4px 0 0; } .ct-strip .tip dt { color: var(--muted); } .ct-strip .tip dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; }
 `;
-const make = (tag, className, text) => {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-};
 const OPEN = 6; // nats of entropy from which on the shade is the strongest
 const shade = (nats) => `${Math.round((72 * Math.min(OPEN, Math.max(0, nats))) / OPEN)}%`;
 const visible = (text) => text.replace(/\r?\n/g, "↵\n").replace(/\t/g, "⇥\t");

@@ -5,7 +5,7 @@ from typing import Any
 
 import param
 
-from explorer.canvas.base import HERE, Canvas
+from explorer.canvas.base import Canvas, parts
 from explorer.i18n import _
 
 TEXTS = {
@@ -33,7 +33,7 @@ RECORDED = {  # what is said otherwise of a recorded run
 class TokenStrip(Canvas):
     """Draws ``data`` (``explorer.sampling.picture.strip_data``; {} shows ``empty``)."""
 
-    _esm = HERE / "strip.js"
+    _esm = parts("strip.js")
     kinds = ("select", "branch")
 
     data = param.Dict(default={})

@@ -38,12 +38,6 @@ const CSS = `
 .ct-tokens .tip dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; }
 `;
 
-const make = (tag, className, text) => {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-};
 // Surprise in bits, 10 bits and more being the strongest shade.
 const shade = (logprob) => `${Math.round(6 * Math.min(10, Math.max(0, -logprob / Math.LN2)))}%`;
 const visible = (text) => text.replace(/\r?\n/g, "↵\n").replace(/\t/g, "⇥\t");

@@ -5,7 +5,7 @@ from typing import Any
 
 import param
 
-from explorer.canvas.base import HERE, Canvas
+from explorer.canvas.base import Canvas, parts
 from explorer.i18n import _
 
 TEXTS = {
@@ -33,7 +33,7 @@ RECORDED = {  # what is said otherwise of a recorded run
 class TokenCards(Canvas):
     """Cards of token chips. The owner of the data calls ``ops``, and sends everything when ``due``: a browser has (re)drawn."""
 
-    _esm = HERE / "tokens.js"
+    _esm = parts("tokens.js")
     kinds = ("ready", "select", "stop")
 
     texts = param.Dict(default=TEXTS)

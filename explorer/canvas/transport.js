@@ -94,7 +94,7 @@ function render({ model, el }) {
   const speed = document.createElement("select");
   speed.title = texts.speed;
   speed.setAttribute("aria-label", texts.speed);
-  for (const value of SPEEDS) speed.add(new Option(texts.per_second.replace("{n}", value), value));
+  for (const value of SPEEDS) speed.add(new Option(value === 1 ? texts.one_per_second : texts.per_second.replace("{n}", value), value));
   speed.addEventListener("change", () => act("speed", Number(speed.value)));
   const live = document.createElement("button");
   live.type = "button";

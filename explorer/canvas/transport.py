@@ -1,5 +1,6 @@
 """The transport bar: buttons, slider and keys that move a Clock."""
 
+import math
 from typing import Any
 
 import param
@@ -18,6 +19,7 @@ TEXTS = {
     "slider": _("Step shown"),
     "speed": _("Speed of playing, in steps per second"),
     "per_second": _("{n} steps/s"),
+    "one_per_second": _("1 step/s"),
     "live": _("Follow live: always show the newest step"),
     "live_label": _("Live"),
     "none": _("No steps yet"),
@@ -93,10 +95,17 @@ class Transport(Canvas):
         self._clock.follow()
 
     def on_goto(self, action: dict[str, Any]) -> None:
-        if isinstance(action.get("value"), (int, float)):
-            self._clock.goto(int(action["value"]), self.first, self.last)
+        value = _number(action.get("value"))
+        if value is not None:
+            self._clock.goto(int(value), self.first, self.last)
 
     def on_speed(self, action: dict[str, Any]) -> None:
         low, high = self._clock.param.speed.bounds
-        if isinstance(action.get("value"), (int, float)):
-            self._clock.speed = min(max(float(action["value"]), low), high)
+        value = _number(action.get("value"))
+        if value is not None:
+            self._clock.speed = min(max(value, low), high)
+
+
+def _number(value: Any) -> float | None:
+    """What a browser sent, if it is a number to reckon with: JSON as Bokeh writes it has NaN and infinities."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
