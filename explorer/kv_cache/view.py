@@ -3,7 +3,6 @@
 import html
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from explorer.i18n import _, ngettext
 from explorer.kv_cache import arithmetic, rows, usage, words
 from explorer.kv_cache.figure import TIMING_LINES, USAGE_LINES, Line, legend_html, timing_figure, usage_figure
 from explorer.kv_cache.scenes import SCENES, Director
+from explorer.scenes import scene_buttons
 from explorer.theme import card, empty, grid, pane, request_colour
 
 CSS = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
@@ -97,12 +97,7 @@ class KVCacheView(ExplorerView):
     def _scene_card(self) -> pn.Column:
         self.said = pane(css=CSS, margin=(10, 0, 0, 0), visible=False)
         self.said_by = ("", "")
-        buttons = []
-        for scene in SCENES.values():
-            button = pmui.Button(label=scene.title, variant="outlined", margin=0, icon="play_arrow")
-            button.on_click(partial(self._scene_clicked, scene.key))
-            what = pane(f'<p class="ct-muted ct-small">{html.escape(scene.what)}</p>')
-            buttons.append(pn.Column(button, what, sizing_mode="stretch_width", margin=0, styles={"gap": "6px"}))
+        buttons = scene_buttons(SCENES.values(), self._scene_clicked)
         self.restore = pmui.Button(
             label=_("Restore the knobs"), icon="undo", color="warning", variant="text", margin=0, visible=False
         )

@@ -2,7 +2,6 @@
 
 import html
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from explorer.canvas.prompt import LIMIT, PromptBox
 from explorer.i18n import _
 from explorer.sampling.rows import Track
 from explorer.sampling.scenes import LOGITS, SCENES, SHARP
+from explorer.scenes import scene_buttons
 from explorer.theme import card, grid, pane
 
 CSS = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
@@ -42,12 +42,7 @@ class Asking(pn.viewable.Viewer):
             label=_("Show the beams"), icon="south", size="small", variant="outlined", margin=(8, 0, 0, 0), visible=False
         )
         self.to_beams.on_click(lambda _event: show_beams())
-        buttons = []
-        for scene in SCENES.values():
-            button = pmui.Button(label=scene.title, variant="outlined", margin=0, icon="play_arrow")
-            button.on_click(partial(self._scene_clicked, scene.key))
-            what = pane(f'<p class="ct-muted ct-small">{html.escape(scene.what)}</p>')
-            buttons.append(pn.Column(button, what, sizing_mode="stretch_width", margin=0, styles={"gap": "6px"}))
+        buttons = scene_buttons(SCENES.values(), self._scene_clicked)
         self.prompt = PromptBox(
             self._send, self._too_long, label=_("Or a prompt of your own, with the settings below"), value=SHARP, rows=2,
             hint=_("Ctrl+Enter sends it"),
