@@ -9,6 +9,7 @@ from typing import Any
 import panel as pn
 import panel_material_ui as pmui
 
+from explorer.banner import Banner
 from explorer.base import Clock, ExplorerView
 from explorer.canvas.transport import Transport
 from explorer.export.takeout import TakeOut
@@ -17,7 +18,7 @@ from explorer.knobs import KnobPanel
 from explorer.pages import HOME, PAGES
 from explorer.replay import Replay, ReplayBar
 from explorer.runs import DEFAULT_RUN
-from explorer.shell_style import BANNER_CSS, BAR_STYLE, PAGE_SX, STATUS_CSS
+from explorer.shell_style import BAR_STYLE, PAGE_SX, STATUS_CSS
 from explorer.status import here, status_line
 from explorer.theme import MUI_THEME, badge, pane
 from explorer.url import Url, format_query, integer, parse_query, read_param, write_param
@@ -68,7 +69,7 @@ class Shell:
         self.status = pane("", css=STATUS_CSS, margin=(0, 8))
         self.heading = pane("", margin=(0, 0, 16, 0))
         self.slot = pn.Column(sizing_mode="stretch_width", margin=0, styles={"flex": "1 0 auto"})
-        self._build_banner()
+        self.banner = Banner(self.session)
         self._build_sidebar()
         self.bottom = pn.Column(
             self.transport,
@@ -79,7 +80,7 @@ class Shell:
         )
         self.replay_bar = ReplayBar(lambda: self.look_at(None))
         body = pn.Column(
-            self.url, self.banner, self.replay_bar.root, self.heading, self.slot, self.bottom, sizing_mode="stretch_width", margin=0, css_classes=["ct-page"],
+            self.url, self.banner.root, self.replay_bar.root, self.heading, self.slot, self.bottom, sizing_mode="stretch_width", margin=0, css_classes=["ct-page"],
             stylesheets=[":host { padding: 20px 24px 8px; box-sizing: border-box; min-height: calc(100vh - 64px); max-height: none !important; flex: 0 0 auto !important } @media (max-width: 600px) { :host { padding: 14px 10px 8px } }"],
         )  # fmt: skip
         self.page = pmui.Page(
@@ -111,30 +112,13 @@ class Shell:
             pn.Row(self.pause, self.one_step, margin=0, styles={"gap": "8px", "flex-wrap": "wrap"}),
             self.knobs, margin=0, sizing_mode="stretch_width", styles={"gap": "14px"},
         )  # fmt: skip
-        self.take_out = TakeOut(self._open_run, self._looking_at, self._show_notice)
+        self.take_out = TakeOut(self._open_run, self._looking_at, self.banner.say)
         below = pn.Column(
             self.engine, pane(f'<h2 style="{line}">{html.escape(_("Recorded runs and files"))}</h2>'), self.take_out.root,
             pane(f'<h2 style="{line}">{html.escape(_("Who is here"))}</h2>'), self.people,
             margin=(6, 16, 16, 16), sizing_mode="stretch_width", styles={"gap": "14px"},
         )  # fmt: skip
         self.sidebar = pn.Column(self.nav, below, sizing_mode="stretch_width", margin=0)
-
-    def _build_banner(self) -> None:
-        """What must be read now: the engine loading or dead, and messages to this browser."""
-        self.notice = pane("", css=BANNER_CSS)
-        self.dismiss = pmui.IconButton(icon="close", size="small", description=_("Dismiss"), margin=0, visible=False)
-        self.restart = pmui.Button(
-            label=_("Restart the engine"), icon="restart_alt", color="primary", variant="contained", margin=0, visible=False
-        )
-        self.dismiss.on_click(lambda _e: self._show_notice(""))
-        self.restart.on_click(lambda _e: self.session.restart())
-        self._notice = ""
-        self.banner = pn.Row(
-            self.notice, self.restart, self.dismiss, sizing_mode="stretch_width", margin=(0, 0, 16, 0), visible=False,
-            styles={"position": "sticky", "top": "8px", "z-index": "9", "align-items": "center", "gap": "8px", "border-radius": "12px",
-                    "padding": "10px 14px", "background": "var(--panel-surface-color)", "border": "1px solid var(--panel-primary-color)",
-                    "box-shadow": "0 2px 14px rgb(0 0 0 / .12)", "box-sizing": "border-box"},
-        )  # fmt: skip
 
     # -- what is looked at -------------------------------------------------------------------------------------------------
 
@@ -242,7 +226,7 @@ class Shell:
             try:
                 self.look_at(Replay.shipped(name))
             except ValueError as error:
-                self._show_notice(str(error))
+                self.banner.say(str(error))
 
     def address(self) -> str:
         clock, view = self.clock, self.view
@@ -346,7 +330,7 @@ class Shell:
         self.replay_bar.draw(self.session.status in ("running", "paused"))
         if self._changed("events", store.log.next_index) or self.knob_panel.unsettled:
             self.knob_panel.sync(store.latest())
-        self._draw_banner()
+        self.banner.draw(self.clock.owner)
         if now - self._status_drawn >= STATUS_S or self._changed("engine", self.session.status):
             self._status_drawn = now
             self._draw_status()
@@ -357,7 +341,7 @@ class Shell:
             raise error
         if not isinstance(error, ValueError):
             _log.error("in a view of a recorded run", exc_info=error)
-        self._show_notice(_("This recorded run cannot be read on: {error}").format(error=error or type(error).__name__))
+        self.banner.say(_("This recorded run cannot be read on: {error}").format(error=error or type(error).__name__))
         self.look_at(None)
 
     def _changed(self, what: str, value: Any) -> bool:
@@ -389,25 +373,6 @@ class Shell:
             self.session.resume(self.clock.owner)
         else:
             self.session.pause(self.clock.owner)
-
-    def _draw_banner(self) -> None:
-        notices = self.session.take_notices(self.clock.owner)
-        if notices:
-            self._show_notice(notices[-1] if len(set(notices)) == 1 else " ".join(dict.fromkeys(notices)))
-        key = (self.session.status, self.session.message, self._notice)
-        if not self._changed("banner", key):
-            return
-        status, message, notice = key
-        parts = [(status, message)] if message else []
-        parts += [("notice", notice)] if notice else []
-        self.notice.object = "".join(f'<div role="alert" class="{kind}">{html.escape(text)}</div>' for kind, text in parts)
-        self.restart.visible = status == "died"
-        self.dismiss.visible = bool(notice)
-        self.banner.visible = bool(parts)
-
-    def _show_notice(self, text: str) -> None:
-        self._notice = text
-        self._draw_banner()
 
     def close(self) -> None:
         """The browser is gone: its requests end."""

@@ -126,7 +126,7 @@ def test_a_tick_with_nothing_new_sends_nothing(desk: Desk, shell: Shell, monkeyp
     sent: list[Any] = []
     for part in parts:
         monkeypatch.setattr(part, "send", sent.append)
-    for part in (shell.transport, shell.status, shell.people, shell.notice, shell.banner, shell.page):
+    for part in (shell.transport, shell.status, shell.people, shell.banner.text, shell.banner.root, shell.page):
         part.param.watch(sent.append, [name for name in part.param if name not in ("name", "busy")])
     for source in shell.view.sources.values():  # type: ignore[union-attr]
         source.on_change("data", lambda attr, old, new: sent.append(attr))
@@ -137,12 +137,12 @@ def test_a_tick_with_nothing_new_sends_nothing(desk: Desk, shell: Shell, monkeyp
 
 def test_messages_to_this_browser_show_once_and_can_be_dismissed(desk: Desk, shell: Shell) -> None:
     shell.tick()
-    assert not shell.banner.visible
+    assert not shell.banner.root.visible
     desk.session.notify(shell.clock.owner, "<b>no</b>")
     shell.tick()
-    assert shell.banner.visible and "&lt;b&gt;no&lt;/b&gt;" in shell.notice.object
-    shell._show_notice("")
-    assert not shell.banner.visible
+    assert shell.banner.root.visible and "&lt;b&gt;no&lt;/b&gt;" in shell.banner.text.object
+    shell.banner.say("")
+    assert not shell.banner.root.visible
 
 
 def test_a_dead_engine_shows_a_restart_button(desk: Desk, shell: Shell) -> None:
@@ -153,12 +153,12 @@ def test_a_dead_engine_shows_a_restart_button(desk: Desk, shell: Shell) -> None:
     desk.process.die("the engine's process was ended by signal 9")
     desk.deliver()
     shell.tick()
-    assert shell.banner.visible and shell.restart.visible and "signal 9" in shell.notice.object
+    assert shell.banner.root.visible and shell.banner.restart.visible and "signal 9" in shell.banner.text.object
     assert shell.pause.disabled
     desk.session.restart()
     desk.deliver()
     shell.tick()
-    assert not shell.banner.visible and not shell.restart.visible
+    assert not shell.banner.root.visible and not shell.banner.restart.visible
     assert shell.clock.live  # the step it stood at is gone
 
 
