@@ -11,10 +11,12 @@ from typing import Any
 import panel as pn
 import panel_material_ui as pmui
 
+from engine.events.types import RequestAdded
 from explorer.compare.comparison import compare, facts_of
 from explorer.compare.words import report
 from explorer.i18n import _, ngettext
 from explorer.runs import SHIPPED
+from explorer.sources.sense import check_sampling
 from explorer.sources.verifying import Verifier
 from explorer.store import EventStore
 from explorer.theme import badge, pane
@@ -74,6 +76,7 @@ class Replay:
     def _check(self) -> None:
         try:
             self.store.log.check()
+            check_sampling((e.request_id, e.sampling) for e in self.store.log if isinstance(e, RequestAdded))
         except ValueError as error:
             self.problem = _("This file contradicts itself: {error}. What is shown may be wrong.").format(error=error)
 

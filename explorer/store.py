@@ -12,6 +12,7 @@ from typing import Any
 from engine.events.log import EventLog, EventsSince
 from engine.events.state import State
 from engine.events.types import EngineStarted, Event
+from explorer.sources.sense import check_engine, check_sampling
 
 _CACHED_STATES = 8
 
@@ -32,9 +33,15 @@ class EventStore:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "EventStore":
-        """A saved run. ValueError for a file that is not in order."""
+        """A saved run. ValueError for a file that is not in order, and for values that no engine has (as far as its end tells)."""
         store = cls(log=EventLog.load(path))
         store.replayed = True
+        try:
+            check_engine(store.started)
+            check_sampling((r.request_id, r.sampling) for r in store.latest().requests.values())
+        except ValueError as error:
+            text = str(error)
+            raise ValueError(text if text.startswith(os.fspath(path)) else f"{os.fspath(path)}: {text}") from None
         return store
 
     def append(self, events: Iterable[Event]) -> None:
