@@ -1,6 +1,7 @@
 """The part of the sidebar where recorded runs come in and everything goes out."""
 
 import io
+import logging
 import re
 import tempfile
 import time
@@ -21,6 +22,8 @@ from explorer.replay import Replay, at_rest
 from explorer.runs import SHIPPED
 from explorer.shell_style import TIP_BELOW
 from explorer.store import EventStore
+
+_log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
@@ -110,6 +113,9 @@ class TakeOut:
             work()
         except (ValueError, OSError) as error:
             self._told(str(error))
+        except Exception as error:  # a fault of ours: still, somebody waits for a file
+            _log.exception("a file could not be made")
+            self._told(_("The file could not be made: {kind}: {error}").format(kind=type(error).__name__, error=error))
 
     def _name(self, page: bool = False) -> str:
         _store, name, slug = self._looking_at()
