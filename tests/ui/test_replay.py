@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Download, Page, expect
+from playwright.sync_api import Download, Locator, Page, TimeoutError, expect
 
 from engine.events.log import EventLog
 from tests.engine.events.simulate import simulate
@@ -31,6 +31,19 @@ def taken(page: Page, label: str, path: Path) -> Path:
     return to
 
 
+def tooltip_of(page: Page, button: Locator) -> Locator:
+    """Hover over it until its tooltip is there: a button that is drawn anew under a mouse that rests does not notice the mouse."""
+    tooltip = page.get_by_role("tooltip")
+    for _ in range(12):
+        button.hover()
+        try:
+            tooltip.wait_for(timeout=5000)
+            return tooltip
+        except TimeoutError:
+            page.mouse.move(800, 400)
+    raise AssertionError("no tooltip came")
+
+
 def test_a_recorded_run_plays_is_labelled_and_can_be_left(page: Page, app: str) -> None:
     open_run(page, app)
     expect(page.get_by_role("status").first).to_have_text("Replayed")
@@ -48,8 +61,7 @@ def test_a_recorded_run_plays_is_labelled_and_can_be_left(page: Page, app: str) 
 def test_what_a_recorded_run_shows_is_told_inside_the_sidebar(page: Page, app: str) -> None:
     page.goto(app)
     for title in ("Six questions about one text", "More requests than the pool can hold"):
-        page.get_by_text(title).first.hover()
-        box = page.get_by_role("tooltip").bounding_box()
+        box = tooltip_of(page, page.get_by_text(title).first).bounding_box()
         assert box is not None and box["x"] >= 0
         assert box["x"] + box["width"] <= 268  # the width of the sidebar, which cuts off what is beyond
         page.mouse.move(800, 400)
