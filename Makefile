@@ -3,9 +3,12 @@
 # make model  fetch the default model only             make lint   checks and types only
 # make clean  remove what was built here (the model stays in your cache)
 #
-# PORT=5007 another port. PYTHON=/path/to/python3.12 the Python to build .venv with.
+# PORT=5007 another port. JOBS=1 fewer test processes than two. PYTHON=/path/to/python3.12 the Python to build .venv with.
 
 PORT ?= 5006
+# Processes that tests run in. Each computes with one thread (tests/conftest.py); a file stays together, in the order of conftest.py.
+JOBS ?= 2
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 VENV ?= .venv
 # The first of these that is Python 3.11 to 3.13 and can make a virtual environment is taken.
 PYTHON ?= python3 python3.13 python3.12 python3.11
@@ -37,7 +40,7 @@ app: $(APP) model
 		--allow-websocket-origin 127.0.0.1:$(PORT) --allow-websocket-origin localhost:$(PORT)
 
 test: lint browser model
-	$(PY) -m pytest $(if $(CI),--durations=10)
+	$(PY) -m pytest $(SIDE_BY_SIDE) $(if $(CI),--durations=40)
 
 lint: $(TEST)
 	$(PY) -m ruff check .

@@ -17,8 +17,10 @@ import hypothesis
 import pytest
 
 from tests.browser import MISSING, find_chromium
+from tests.ending import pytest_sessionfinish, pytest_unconfigure  # noqa: F401  (hooks)
 
 CI = bool(os.environ.get("CI"))
+FIRST = ("notebooks", "ui")  # folders of tests that take longest
 DEFAULT_MODEL = "smollm2-135m"
 
 # No deadline: the first call of a property pays for imports, and shared machines stall. In CI the same examples every time.
@@ -32,6 +34,19 @@ def lacking(what: str) -> NoReturn:
     if CI:
         pytest.fail(what, pytrace=False)
     pytest.skip(what)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first: of two processes, none is left alone with one of them at the end. And kernels are spoken to before
+    a browser is: Playwright keeps an event loop running in the main thread, in which those of notebooks cannot run."""
+    here = Path(__file__).parent
+
+    def turn(item: pytest.Item) -> int:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        return FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+    items.sort(key=turn)
 
 
 @pytest.fixture(scope="session")
