@@ -142,9 +142,7 @@ def costs(steps: Sequence[StepRow], tallies: Iterable[Tally], step: int) -> Cost
         verify = {k: median(row.verify_ms for row in drafted)}
     missing = ""
     if len(plain) < FEWEST:
-        missing = _(
-            "No plain decode of {n} at a time was measured yet, so there is nothing to compare with: press Run again with K = 0."
-        ).format(n=batch)
+        missing = _("No plain decode of {n} at a time was measured yet, so there is nothing to compare with.").format(n=batch)
     return Costs(
         last.method, k, batch, last.temperature, last.setting.tree, a, sum(r.drafting for r in same) / max(1, sum(r.asked for r in same)),
         median(plain) if plain else math.nan, median(row.draft_ms for row in same), verify,

@@ -24,6 +24,7 @@ from engine.events.types import (
 
 MAX_TRACKS = 96  # the newest requests
 MAX_ROUNDS = 600  # rounds of one request that can be looked at, the newest
+MAX_NODES = 256  # of one draft: far more than any engine proposes
 MAX_TOKENS = 4000  # tokens of one request, the newest
 MAX_STEPS = 5000  # the newest
 MAX_TALLIES = 10_000
@@ -108,11 +109,7 @@ class Round:
 
     @property
     def depths(self) -> list[int]:
-        """Of each node, from 1."""
-        out: list[int] = []
-        for node in self.proposed.nodes:
-            out.append(1 if node.parent < 0 else out[node.parent] + 1)
-        return out
+        return depths_of(self.proposed)
 
     def covers(self, position: int) -> bool:
         """Whether a token at ``position`` came out of it."""
@@ -278,6 +275,7 @@ class SpeculationRows:
         self._verified[e.request_id] = e
         if track is None or proposed is None or not proposed.nodes:
             return
+        _check(proposed, e)
         made = Round(proposed, e, track.temperature, self.setting)
         track.rounds.append(made)
         del track.rounds[:-MAX_ROUNDS]
@@ -304,7 +302,7 @@ class SpeculationRows:
         gained = {run.request_id: int(run.sampled) for run in e.runs}
         gained.update({request_id: v.num_kept for request_id, v in verified.items() if request_id in gained})
         ms = max(0.0, e.step_ms - e.record_ms)
-        depths = [max(Round(p, verified[p.request_id], 0.0, NOTHING).depths) for p in drafts if p.request_id in verified]
+        depths = [max(depths_of(p)) for p in drafts if p.request_id in verified]
         self.steps.append(
             StepRow(
                 e.step, len(e.runs), len(proposed), len(drafts), sum(len(p.nodes) for p in drafts),
@@ -330,6 +328,22 @@ _HANDLERS: dict[type, Any] = {
     DraftVerified: SpeculationRows._verdict,
     StepDone: SpeculationRows._step,
 }
+
+
+def depths_of(proposed: DraftProposed) -> list[int]:
+    """Of each node, from 1."""
+    out: list[int] = []
+    for node in proposed.nodes:
+        out.append(1 if node.parent < 0 else out[node.parent] + 1)
+    return out
+
+
+def _check(proposed: DraftProposed, verified: DraftVerified) -> None:
+    """ValueError for a draft of a saved run that contradicts itself."""
+    n = len(proposed.nodes)
+    ordered = all(-1 <= node.parent < i for i, node in enumerate(proposed.nodes))
+    if n > MAX_NODES or len(verified.nodes) != n or not ordered or not all(0 <= i < n for i in verified.path):
+        raise ValueError(f"the draft of request {verified.request_id!r} at position {verified.position} contradicts itself")
 
 
 def facts_of(value: Any) -> dict[str, Any] | None:

@@ -261,7 +261,7 @@ class SpeculationView(ExplorerView):
             self._set(self.metrics, metrics_html(found))
 
     def _draw_clock(self, costs: clocks.Costs | None, pairs: list[clocks.Paired]) -> None:
-        said = words.verdict(costs, pairs)
+        said = words.verdict(costs, pairs, self.session is not None)
         self._set(self.verdict, f'<div class="sp-verdict" role="status">{said}</div>' if said else empty(words.NO_CLOCK))
         show(self.clock_parts, costs is not None)
         if costs is None:

@@ -10,7 +10,7 @@ from explorer.speculation.rows import Setting
 from explorer.speculation.stats import method_name
 from explorer.theme import number
 
-NOTHING = _("No draft yet. Choose a drafter below Speculation, then press a scene or send a prompt of your own.")
+NOTHING = _("No draft yet. Choose a drafter under Speculation, then press a scene or send a prompt of your own.")
 NOTHING_RECORDED = _("No draft at this step of the recorded run, or none in it: this engine decoded plainly.")
 OFF = _("Speculation is off: every token costs one pass of the model.")
 NO_ROUND = _("The drafts of this request show here, step by step, once there is one.")
@@ -32,13 +32,15 @@ def setting_words(setting: Setting) -> str:
     return _("Now: {drafter}, K = {k}{shape}.").format(drafter=method_name(setting.method), k=setting.k, shape=shape)
 
 
-def verdict(costs: Costs | None, pairs: Sequence[Paired]) -> str:
-    """HTML: whether it pays now, and why. Measured where requests ran both ways, else by the model."""
+def verdict(costs: Costs | None, pairs: Sequence[Paired], live: bool = True) -> str:
+    """HTML: whether it pays now, and why. Measured where requests ran both ways, else derived from the steps. ``live``: there are
+    buttons to press."""
     if costs is None:
         return ""
     fits = [p for p in pairs if p.fits(costs) and p.setting.k in (costs.k, "auto")]
     if not costs.ready:
-        return f"<b>{html.escape(_('Does it pay?'))}</b> {html.escape(costs.missing)}"
+        press = _("Press Run again with K = 0 when the request has ended.") if live else ""
+        return f"<b>{html.escape(_('Does it pay?'))}</b> {html.escape(f'{costs.missing} {press}'.strip())}"
     gain = fits[-1].speedup if fits else costs.today
     how = _("measured on the same requests") if fits else _("derived from steps with drafts and without")
     head = _gain_words(gain, how)

@@ -52,8 +52,9 @@ def test_nothing_is_told_before_there_is_something_to_tell_from() -> None:
     other.add("r")
     other.spec_step("r")
     found = costs_of(other)
-    assert found is not None and not found.ready and "K = 0" in found.missing
-    assert "K = 0" in words.verdict(found, []) and "times" not in words.verdict(found, [])
+    assert found is not None and not found.ready and "nothing to compare with" in found.missing
+    assert "Press Run again with K = 0" in words.verdict(found, []) and "times" not in words.verdict(found, [])
+    assert "Press" not in words.verdict(found, [], live=False)
 
 
 def test_plain_steps_of_another_batch_size_do_not_count() -> None:

@@ -187,6 +187,17 @@ def test_what_is_not_known_is_not_made_up(made: Made) -> None:
     assert not any(isinstance(x, float) and math.isnan(x) for x in unseen.values())
 
 
+@pytest.mark.parametrize("changes", [{"path": [7]}, {"path": [-2]}, {"nodes": []}])
+def test_a_saved_run_that_contradicts_itself_is_refused(made: Made, changes: dict[str, object]) -> None:
+    def damaged(e: Event) -> Event:
+        return (
+            DraftVerified(**{**{f: getattr(e, f) for f in e.__struct_fields__}, **changes}) if isinstance(e, DraftVerified) else e
+        )
+
+    with pytest.raises(ValueError, match="contradicts itself"):
+        SpeculationRows().feed(map(damaged, made.log))
+
+
 def test_a_draft_that_a_limit_cuts_short_has_no_token_of_the_targets_own() -> None:
     made = Made()
     made.add("r")
