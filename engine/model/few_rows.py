@@ -124,7 +124,7 @@ def attention(q: torch.Tensor, context: torch.Tensor, fresh: torch.Tensor, masks
 
 
 class FewRows:
-    """All layers of a model for the rows of one request."""
+    """All layers of a model, or its first ones, for the rows of one request."""
 
     def __init__(self, windows: Sequence[int | None], weights: Sequence[list[torch.Tensor]]) -> None:
         """``windows``: each layer's sliding window. ``weights``: of each layer, the last inputs of ``layer``."""
@@ -151,7 +151,7 @@ class FewRows:
             kv_heads, head_dim = kv.tensor.shape[-2:]
             shape = len(self.weights), rows, 2 * kv_heads, head_dim
             fresh = self._fresh[rows] = torch.zeros(shape, dtype=kv.tensor.dtype)
-        slots = kv.tensor.flatten(1, 2).flatten(2, 3)  # [num_layers, slots, 2 K, D]
+        slots = kv.tensor[: len(self.weights)].flatten(1, 2).flatten(2, 3)  # [num_layers, slots, 2 K, D]
         contexts = {window: _context(span, window, slots) for window in set(self.windows)}
         masks = {window: _masks(span, window, rows) if rows > 1 else [] for window in contexts}
         for i, (window, own, weights) in enumerate(zip(self.windows, fresh.unbind(), self.weights, strict=True)):

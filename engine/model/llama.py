@@ -197,6 +197,7 @@ class Model:
         if compiled is not None:
             self.compiled = compiled(self._row_shape())
             self._few_rows = FewRows(config.sliding_windows, [layer.compiled_inputs() for layer in self.layers])
+            self._first_rows: dict[int, FewRows] = {}  # by how many layers
 
     def _load_ends(self, tensors: Mapping[str, torch.Tensor], backend: LinearBackend) -> tuple[torch.Tensor, Linear]:
         """The embedding [vocab_size, hidden_size] and the head."""
@@ -208,9 +209,12 @@ class Model:
         """Logits [S, vocab_size] in ``compute_dtype``. The tokens' K and V are written into ``kv`` at ``batch.slots``."""
         return self.head(self._features(batch, kv, batch.sample_rows))
 
-    def takes(self, spans: Sequence[Span]) -> bool:
-        """Whether the compiled layer runs a batch of these spans: its ``span`` is to be set then, and needs no plan."""
-        if self.compiled is None or len(spans) != 1 or not self._few_rows.takes(spans[0]):
+    def takes(self, spans: Sequence[Span], few_rows: FewRows | None = None) -> bool:
+        """Whether the compiled layer runs a batch of these spans: its ``span`` is to be set then, and needs no plan.
+
+        ``few_rows``: layers of the same shape that are not this model's own.
+        """
+        if self.compiled is None or len(spans) != 1 or not (few_rows or self._few_rows).takes(spans[0]):
             return False
         return self.compiled.function(spans[0].num_tokens) is not None
 
@@ -230,6 +234,12 @@ class Model:
         if not 1 <= count <= len(self.layers):
             raise ValueError(f"the layers to run must lie in [1, {len(self.layers)}], got {count}")
         x, cos, sin = self._enter(batch)
+        if batch.span is not None:
+            few_rows = self._first_rows.get(count)
+            if few_rows is None:
+                few_rows = FewRows(self.config.sliding_windows[:count], self._few_rows.weights[:count])
+                self._first_rows[count] = few_rows
+            return self.run_compiled(few_rows, batch.span, x, cos, sin, kv)
         for layer, pool in zip(self.layers[:count], kv.layers):
             x = layer.forward(x, batch, cos, sin, pool, None)
         return x
@@ -243,20 +253,22 @@ class Model:
         """What the head reads at ``rows`` (None: at all)."""
         x, cos, sin = self._enter(batch)
         if batch.span is not None:
-            x = self._run_compiled(batch.span, x, cos, sin, kv)
+            x = self.run_compiled(self._few_rows, batch.span, x, cos, sin, kv)
             return self.norm(x if rows is None else x.index_select(0, rows))
         last = len(self.layers) - 1
         for i, (layer, pool) in enumerate(zip(self.layers, kv.layers)):
             x = layer.forward(x, batch, cos, sin, pool, rows if i == last else None)
         return self.norm(x)
 
-    def _run_compiled(self, span: Span, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv: KVCache) -> torch.Tensor:
-        """All layers for the rows of ``span``, which ``takes`` has taken."""
+    def run_compiled(
+        self, few_rows: FewRows, span: Span, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv: KVCache
+    ) -> torch.Tensor:
+        """``x`` [T, hidden_size], the rows of a span that was taken, after these layers, which are shaped like this model's."""
         found = None if self.compiled is None else self.compiled.function(span.num_tokens)
         if found is None:
             raise RuntimeError(f"no layer was compiled for the {span.num_tokens} rows of a batch that was made for it")
         rows, function = found
-        return self._few_rows.run(function, rows, x, cos, sin, span, kv).to(self.compute_dtype)
+        return few_rows.run(function, rows, x, cos, sin, span, kv).to(self.compute_dtype)
 
     def _row_shape(self) -> RowShape:
         weights, config = self.layers[0].plain_weights, self.config

@@ -10,8 +10,8 @@ then it lies behind the mark, where nobody looks for it.
 Shapes: T rows of a pass, E hidden_size.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,9 @@ from engine.attention.base import Attention, Span, create_attention
 from engine.kvcache.layout import KVCache, block_slots
 from engine.kvcache.pool import BlockPool
 from engine.model.config import ModelConfig
+from engine.model.few_rows import FewRows
 from engine.model.linear import LinearBackend
-from engine.model.llama import Batch, Layer, Model, Rope
-
-Slots = "np.ndarray[Any, np.dtype[np.int64]]"
+from engine.model.llama import Batch, Layer, Model
 
 
 class Filled:
@@ -113,9 +112,10 @@ def request_slots(request: Any, block_size: int) -> "np.ndarray[Any, np.dtype[np
 
 def draft_batch(
     token_ids: Sequence[int], runs: Sequence[DraftRun], kv: KVCache, attention: Attention, dtype: torch.dtype,
-    last_rows: bool = True,
+    last_rows: bool = True, takes: Callable[[Sequence[Span]], bool] = lambda _: False,
 ) -> Batch:  # fmt: skip
-    """The tensors of a drafter's pass. ``dtype``: of its activations; ``last_rows``: only the last row of each run is wanted."""
+    """The tensors of a drafter's pass. ``dtype``: of its activations; ``last_rows``: only the last row of each run is wanted;
+    ``takes``: see ``Model.takes``."""
     spans: list[Span] = []
     positions: list[np.ndarray[Any, np.dtype[np.int64]]] = []
     slots: list[np.ndarray[Any, np.dtype[np.int64]]] = []
@@ -135,6 +135,7 @@ def draft_batch(
     sample_rows = None
     if last_rows and row > len(runs):
         sample_rows = torch.tensor([span.row + span.num_tokens - 1 for span in spans], device=device)
+    compiled = takes(spans)
     return Batch(
         torch.tensor(token_ids, dtype=torch.int64, device=device),
         torch.from_numpy(where).to(device),
@@ -142,7 +143,8 @@ def draft_batch(
         sample_rows,
         int(where.max()) + 1,
         attention,
-        attention.plan(spans, kv.tensor, dtype),
+        None if compiled else attention.plan(spans, kv.tensor, dtype),
+        spans[0] if compiled else None,
     )
 
 
@@ -153,30 +155,40 @@ class DraftLayers:
         self, tensors: Mapping[str, torch.Tensor], num_layers: int, model: Model, backend: LinearBackend, pool: BlockPool
     ) -> None:
         """``tensors``: ``layers.{i}.*`` by Hugging Face name."""
+        self.model = model
         self.config = layers_config(model.config, num_layers)
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        self.layers = [Layer(self.config, named, i, backend) for i in range(num_layers)]
-        self.rope: Rope = model.rope
-        self.dtype = model.compute_dtype
+        # What is compiled for the target's layers does for these where they differ in nothing but weights.
+        same = replace(self.config, num_layers=model.config.num_layers, sliding_windows=model.config.sliding_windows)
+        compiled = model.compiled is not None and same == model.config
+        self.layers = [Layer(self.config, named, i, backend, compiled) for i in range(num_layers)]
+        self.few_rows: FewRows | None = None
+        if compiled:
+            self.few_rows = FewRows(self.config.sliding_windows, [layer.compiled_inputs() for layer in self.layers])
         self.attention = create_attention("torch", self.config)
         self.kv = KVCache(self.config, pool.num_blocks, pool.block_size, model.device, model.dtype)
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """``x`` [T, E] -> what comes out of the last layer at ``batch.sample_rows`` (None: at all)."""
-        cos, sin = self.rope.at(batch.positions, batch.end)
+        cos, sin = self.model.rope.at(batch.positions, batch.end)
+        if batch.span is not None and self.few_rows is not None:
+            x = self.model.run_compiled(self.few_rows, batch.span, x, cos, sin, self.kv)
+            return x if batch.sample_rows is None else x.index_select(0, batch.sample_rows)
         last = len(self.layers) - 1
         for i, (layer, pool) in enumerate(zip(self.layers, self.kv.layers)):
             x = layer.forward(x, batch, cos, sin, pool, batch.sample_rows if i == last else None)
         return x
 
     def batch(self, token_ids: Sequence[int], runs: Sequence[DraftRun], last_rows: bool = True) -> Batch:
-        return draft_batch(token_ids, runs, self.kv, self.attention, self.dtype, last_rows)
+        dtype = self.model.compute_dtype
+        return draft_batch(token_ids, runs, self.kv, self.attention, dtype, last_rows, self._takes)
+
+    def _takes(self, spans: Sequence[Span]) -> bool:
+        return self.few_rows is not None and self.model.takes(spans, self.few_rows)
 
 
 def layers_config(config: ModelConfig, num_layers: int) -> ModelConfig:
     """Plain Llama layers of the target's sizes."""
-    from dataclasses import replace
-
     return replace(
         config, num_layers=num_layers, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False,
         sliding_windows=(None,) * num_layers,

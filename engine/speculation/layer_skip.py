@@ -60,6 +60,7 @@ class LayerSkipDrafter(ChainDrafter):
     def _run(self, token_ids: list[int], drafting: Sequence[Drafting]) -> torch.Tensor:
         target = self.target
         runs = [DraftRun(one.slots, one.last, 1) for one in drafting]
-        batch = draft_batch(token_ids, runs, target.kv, self.attention, target.model.compute_dtype)
-        h = self.norm(target.model.first_layers(batch, target.kv, self.exit_layer))
+        model = target.model
+        batch = draft_batch(token_ids, runs, target.kv, self.attention, model.compute_dtype, takes=model.takes)
+        h = self.norm(model.first_layers(batch, target.kv, self.exit_layer))
         return h if self.adapter is None else self.adapter.added_to(h.clone(), h)

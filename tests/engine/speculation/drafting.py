@@ -18,6 +18,7 @@ from engine.events.recorder import Recorder
 from engine.kvcache.layout import KVCache
 from engine.kvcache.pool import BlockPool
 from engine.model.checkpoint import load_checkpoint
+from engine.model.llama import Model
 from engine.request import Request, SamplingParams
 from engine.runner import Runner, Scheduled
 from engine.speculation.base import Computed, Draft, Drafter, Wanted
@@ -30,6 +31,7 @@ from engine.speculation.layer_skip import LayerSkipDrafter
 from engine.speculation.medusa import MedusaDrafter
 from engine.speculation.training import modules
 from tests.engine.engines import tiny_parts
+from tests.engine.model.test_few_rows import Uncompiled
 
 GREEDY = SamplingParams(temperature=0, max_tokens=1000)
 EXIT = 2  # of the tiny model's 3 layers
@@ -72,6 +74,12 @@ def drafter_file(method: str, family: str = "llama", vocab: tuple[int, ...] | No
         target_sha256=parts.model_facts["sha256"], settings=module.settings(),
     )  # fmt: skip
     return path
+
+
+@functools.cache
+def compiled_model(family: str) -> Model:
+    checkpoint = load_checkpoint(tiny_parts(family)[0].path)
+    return Model(checkpoint.config, checkpoint.tensors, "cpu", torch.float32, Uncompiled)  # type: ignore[arg-type]
 
 
 class Oracle:
@@ -122,16 +130,27 @@ class Oracle:
 class Bench:
     """Requests on a target with a drafter; ``fresh()`` changes the drafter."""
 
-    def __init__(self, method: str, family: str = "llama", *, block_size: int = 4, num_blocks: int = 48, **config: Any) -> None:
+    def __init__(
+        self,
+        method: str,
+        family: str = "llama",
+        *,
+        block_size: int = 4,
+        num_blocks: int = 48,
+        compiled: bool = False,
+        **config: Any,
+    ) -> None:
+        """``compiled``: few rows of one request go through the layer that is compiled otherwise, as torch runs it."""
         self.parts, _ = tiny_parts(family)
+        self.model = compiled_model(family) if compiled else self.parts.model
         self.rng = random.Random(0)
         self.pool = BlockPool(num_blocks, block_size, Recorder())
         self.kv = KVCache(self.parts.model_config, num_blocks, block_size, "cpu", torch.float32)
         self.kv.fill_blocks(range(num_blocks), float("nan"))
-        self.runner = Runner(self.parts.model, self.kv)
+        self.runner = Runner(self.model, self.kv)
         model = config.pop("model", None) or str(drafter_file(method, family))
         self.config = SpeculativeConfig(method, model=None if config.get("trained_exit") is False else model, **config)
-        self.target = Target(self.parts.model, self.kv, self.pool, self.parts.tokenizer, self.parts.model_facts["sha256"])
+        self.target = Target(self.model, self.kv, self.pool, self.parts.tokenizer, self.parts.model_facts["sha256"])
         self.drafter: Drafter = DRAFTERS[method](self.config, self.target)
         self.fresh()
 

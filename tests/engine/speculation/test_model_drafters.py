@@ -9,7 +9,7 @@ from engine import Engine, SamplingParams
 from engine.events.types import PrefixLookup, RequestPreempted, StepDone
 from engine.speculation.config import SpeculativeConfig
 from tests.engine.engines import Checked, tiny_engine, tiny_parts
-from tests.engine.speculation.drafting import Oracle, drafter_file
+from tests.engine.speculation.drafting import EXIT, Bench, Oracle, drafter_file
 from tests.engine.test_engine import prompt
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -65,6 +65,24 @@ def test_drafts_are_right_and_the_text_is_that_of_plain_decoding(method, tree, b
     else:
         assert any(isinstance(e, PrefixLookup) and e.num_hit_tokens for e in checked.events)
     assert engine.pool.num_used == 0
+
+
+@pytest.mark.parametrize(("method", "tree"), [("eagle", None), ("eagle", (2, 2)), ("draft_model", None), ("layer_skip", None)])
+def test_one_request_drafts_through_the_compiled_layer(method, tree):
+    bench, oracle = Bench(method, compiled=True, tree=tree), Oracle(method)
+    calls = bench.model.compiled.calls
+    request = bench.request("r", bench.tokens(9))
+    bench.prefill(request)
+    for kept in (2, 0, 1):
+        calls.clear()
+        (draft,) = bench.propose([request], 4)
+        # Passes over one layer, two, or the exit's; the first draft has much to catch up on, and the target's pass is not in it.
+        assert len(calls) >= {"eagle": 1, "draft_model": 2, "layer_skip": EXIT}[method] * (1 if tree else 3)
+        oracle.check(request.token_ids, draft)
+        path: list[int] = []
+        while len(path) < kept and (children := draft.children(path[-1] if path else -1)):
+            path.append(children[0])
+        bench.decide([request], [draft], [path], [5])
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
