@@ -107,9 +107,9 @@ class _Seen:
         self.logprobs = (host["raw_logit"] - log_total).tolist()
         self.ranks = host["rank"].astype(np.int64).tolist()
         self.entropies = np.maximum(0.0, host["entropy"]).tolist()
-        mass = np.stack([host["min_p_mass"], host["top_k_mass"], host["weight"]], axis=1) / total[:, None]
+        mass = np.array([host["min_p_mass"], host["top_k_mass"], host["weight"]]).T / total[:, None]
         mass[greedy] = 1.0
-        size = np.stack([host["min_p_size"], host["top_k_size"], host["size"]], axis=1)
+        size = np.array([host["min_p_size"], host["top_k_size"], host["size"]]).T
         size[greedy] = 1
         self.masses = np.minimum(1.0, mass).tolist()
         self.sizes = np.nan_to_num(size).astype(np.int64).tolist()

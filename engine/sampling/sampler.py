@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling import selection
+from engine.sampling import look, selection
 from engine.sampling.distribution import Distributions, weigh
 from engine.sampling.processors import NEG_INF, Penalised, TokenCounts, penalise
 from engine.sampling.rng import uniform, uniforms
@@ -167,16 +167,18 @@ class Sampler:
         total = torch.zeros(len(raw), dtype=torch.float64, device=raw.device)
         seen: dict[str, Tensor] = {}
         if listed >= 0:
-            raw_head = h if raw is logits else selection.head(raw, max(_RAW_HEAD, listed + _SPARE))
-            total, seen = _totals(raw, logits, raw_head.values_SK[:, :1], top, temperature, changed)
+            raw_head = h if raw is logits else _raw_head(h, raw, changed, max(_RAW_HEAD, listed + _SPARE))
+            at_one = None if temperature is None else (table[0] == 1).tolist()
+            total, seen = _totals(raw, logits, raw_head.values_SK[:, :1], top, temperature, at_one, changed)
         elif ((table[1] >= self.vocab_size) & (table[3] == 0)).any():  # rows that neither top_k nor min_p cuts
             total = selection.mass(logits, top, temperature)
-        pick = selection.walk_head(h, draws, total.unsqueeze(-1), self.vocab_size)
+        greedy = bool((table[1] == 1).all())  # that is all there is to a greedy row: it keeps its first token
+        pick = selection.first_of(h) if greedy else selection.walk_head(h, draws, total.unsqueeze(-1), self.vocab_size)
         if tokens is not None:
             pick = replace(pick, token_id=tokens)
         if listed >= 0:
-            seen |= selection.stages(h, draws, total.unsqueeze(-1), self.vocab_size)
-            seen |= selection.look(raw, logits, raw_head, torch.as_tensor(pick.token_id), listed)
+            seen |= look.stages(h, draws, total.unsqueeze(-1), self.vocab_size)
+            seen |= look.look(raw, logits, raw_head, torch.as_tensor(pick.token_id), listed)
         host = _to_host({"top": top, "total": total, **vars(pick), **seen})
         self._walk_whole(raw, logits, table, listed, host, tokens is not None)
         return host
@@ -202,9 +204,9 @@ class Sampler:
                 if chosen:
                     del found["token_id"]
             if listed >= 0 and not host["staged"][i]:
-                found |= selection.stages_row(row, draw, total)
+                found |= look.stages_row(row, draw, total)
             if listed >= 0 and (found or not host["looked"][i]):
-                found |= selection.look_row(raw_row, row, int(found.get("token_id", host["token_id"][i])), listed)
+                found |= look.look_row(raw_row, row, int(found.get("token_id", host["token_id"][i])), listed)
             for name, value in found.items():
                 host[name][i] = value
 
@@ -250,27 +252,35 @@ def _argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     return values.gather(-1, at).squeeze(-1), inside.gather(-1, at).squeeze(-1)
 
 
+def _raw_head(h: selection.Head, raw: Tensor, changed: Penalised | None, k: int) -> selection.Head:
+    """The head of rows whose head after the penalties is ``h``."""
+    if raw.device.type != "cpu" or raw.shape[-1] <= selection.SMALL or changed is None or changed.raised:
+        return selection.head(raw, k)
+    return selection.head_before(h, raw, changed, k)
+
+
 def _totals(
-    raw: Tensor, logits: Tensor, raw_top: Tensor, top: Tensor, temperature: Tensor | None, changed: Penalised | None
-) -> tuple[Tensor, dict[str, Tensor]]:
+    raw: Tensor, logits: Tensor, raw_top: Tensor, top: Tensor, temperature: Tensor | None, at_one: list[bool] | None,
+    changed: Penalised | None,
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """Masses of rows that are observed: after the penalties at the temperature; then the raw row's and its entropy, and the row's
     after the penalties at 1. In units of the likeliest token's. The tops: largest of each row [S, 1].
 
     The raw row's masses are those of the other tokens and of the few that were ``changed``, without another pass over the
     vocabulary, but where logits were raised: there the difference could be all rounding.
     """
-    total, plain, entropy = selection.masses(logits, top, temperature)
+    total, plain, entropy = selection.masses(logits, top, temperature, at_one)
     if raw is logits:
         return total, {"raw_total": plain, "entropy": entropy, "plain_total": plain}
     if changed is None:
-        _, at_one, nats = selection.masses(raw, raw_top)
+        _, raw_total, nats = selection.masses(raw, raw_top)
     else:
-        at_one, nats = _before_penalties(changed, raw_top, top, plain, entropy)
+        raw_total, nats = _before_penalties(changed, raw_top, top, plain, entropy)
         if changed.raised:
             whole = torch.tensor(changed.raised, device=raw.device)
             _, masses, entropies = selection.masses(raw[whole], raw_top[whole])
-            at_one, nats = at_one.index_copy(0, whole, masses), nats.index_copy(0, whole, entropies)
-    return total, {"raw_total": at_one, "entropy": nats, "plain_total": plain}
+            raw_total, nats = raw_total.index_copy(0, whole, masses), nats.index_copy(0, whole, entropies)
+    return total, {"raw_total": raw_total, "entropy": nats, "plain_total": plain}
 
 
 def _before_penalties(changed: Penalised, raw_top: Tensor, top: Tensor, plain: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
@@ -332,6 +342,9 @@ def _table(rows: list[SampleRow], vocab: int, draw: bool = True) -> np.ndarray:
 
 def _to_host(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """Tensors [S] or [S, n] as float64 arrays (ids and counts are exact below 2**53), in one copy."""
+    if all(t.device.type == "cpu" for t in tensors.values()):
+        copies = {name: t.numpy().astype(np.float64) for name, t in tensors.items()}
+        return {name: a if name.startswith("list_") else a.reshape(-1) for name, a in copies.items()}
     parts = [t.double() if t.ndim == 2 else t.double().unsqueeze(-1) for t in tensors.values()]
     packed = torch.cat(parts, dim=-1).cpu().numpy()
     ends = np.cumsum([p.shape[-1] for p in parts])[:-1]

@@ -8,6 +8,7 @@ rows that need more. Both add the same float64 numbers in the same order, so on 
 Shapes: S rows, V vocabulary, K tokens of the head.
 """
 
+import functools
 import math
 import threading
 from collections.abc import Iterator
@@ -17,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.sampling.processors import Penalised
+
 _GROUP = 8  # numbers a group, see _largest
-_SMALL = 1024  # up to this many numbers a plain sort or topk is cheaper than groups
-_STRIDE = 64  # float32 numbers that are added before the sum goes on in float64
+SMALL = 1024  # up to this many numbers a plain sort or topk is cheaper than groups
+_PARTS = 64  # pieces of a row: each is added in float32, the sum of the pieces in float64
 _LOWEST = torch.finfo(torch.float32).min
-_ROWS = 4  # rows whose exponentials are summed at once: float32 work that stays in a core's L2 cache
+_AT_ONCE = 100_000  # numbers a thread whose exponentials are summed at once: float32 work that stays in its core's L2 cache
 _CHUNK = 2048  # tokens that walk_row weighs at a time
 
 
@@ -33,20 +36,45 @@ class Head:
     ids_SK: Tensor  # int64
     floor_S1: Tensor  # float32; -inf: the whole row's mass is in the head
 
-    @property
+    @functools.cached_property
     def size_S(self) -> Tensor:
         """How many tokens of the head can be trusted."""
         return (self.values_SK > self.floor_S1).sum(-1)
 
+    @functools.cached_property
+    def exact_SK(self) -> Tensor:
+        """The values in float64."""
+        return self.values_SK.double()
+
 
 def head(logits: Tensor, k: int) -> Head:
     """The head of ``k`` tokens (fewer when the vocabulary is smaller) of float32 rows [S, V]."""
-    if logits.shape[-1] <= max(_SMALL, k):
+    if logits.shape[-1] <= max(SMALL, k):
         values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
         return Head(values, ids, torch.full_like(values[:, :1], -math.inf))
     ids = _largest(logits, k).sort(dim=-1).values  # ascending, so that the stable sort leaves ties in order
     values, order = torch.sort(logits.gather(-1, ids), dim=-1, descending=True, stable=True)
     return Head(values, ids.gather(-1, order), values[:, -1:])
+
+
+def head_before(h: Head, raw: Tensor, changed: Penalised, k: int) -> Head:
+    """The head of ``k`` tokens of rows ``raw``, given the head ``h`` of these rows after penalties, none of which raised a logit.
+
+    Where nothing was changed the order is the same, so only the changed tokens join; no other token of the row is read. Floors
+    may be higher than those of ``head``.
+    """
+    same = raw.gather(-1, h.ids_SK) == h.values_SK
+    counts = torch.bincount(changed.rows, minlength=len(raw))
+    place = torch.arange(len(changed.rows), device=raw.device) - (counts.cumsum(0) - counts)[changed.rows]
+    shape = len(raw), max(k, int(counts.max()))  # at least k, for topk
+    values, ids = raw.new_full(shape, -math.inf), torch.zeros(shape, dtype=torch.int64, device=raw.device)
+    values[changed.rows, place] = torch.where(changed.before == changed.after, -math.inf, changed.before)
+    ids[changed.rows, place] = changed.ids
+    values = torch.cat([torch.where(same, h.values_SK, -math.inf), values], dim=-1)
+    chosen = values.topk(k, dim=-1, sorted=False).indices
+    ids, by_id = torch.cat([h.ids_SK, ids], dim=-1).gather(-1, chosen).sort(dim=-1)
+    values, order = torch.sort(values.gather(-1, chosen).gather(-1, by_id), dim=-1, descending=True, stable=True)
+    return Head(values, ids.gather(-1, order), torch.maximum(values[:, -1:], h.floor_S1))
 
 
 def _largest(x: Tensor, k: int) -> Tensor:
@@ -57,7 +85,7 @@ def _largest(x: Tensor, k: int) -> Tensor:
     runs at the speed of memory. Group g is g, g + G, g + 2 G, ...; the few numbers left over at the end join as they are.
     """
     n = x.shape[-1]
-    if n <= max(_SMALL, _GROUP * k):
+    if n <= max(SMALL, _GROUP * k):
         return x.topk(k, dim=-1, sorted=False).indices
     groups = n // _GROUP
     used = groups * _GROUP
@@ -72,64 +100,95 @@ def mass(logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None) -
     """Sum of exp((logit - top) / temperature) over each row of float32 [S, V]; float64 [S].
 
     ``top_S1`` float32 [S, 1]: the row's largest logit. ``temperature_S1`` float64 [S, 1], None: 1. Exponentials are
-    float32, ``_STRIDE`` of them are added before the sum goes on in float64, in an order that does not depend on S.
+    float32, a ``_PARTS``-th of a row is added before the sum goes on in float64, in an order that does not depend on S.
     """
-    inverse = None if temperature_S1 is None else (1 / temperature_S1).float()
+    inverse = top_S1 if temperature_S1 is None else (1 / temperature_S1).float()
     sums = _Sums(logits)
-    for rows, x, _ in _blocks(logits):
-        torch.sub(logits[rows], top_S1[rows], out=x)
-        if inverse is not None:
-            x.mul_(inverse[rows])
-        sums.add(rows, x.exp_())
+    for (x_in, top, factor, parts), x, _ in _blocks(logits, top_S1, inverse, sums.parts):
+        torch.sub(x_in, top, out=x)
+        if temperature_S1 is not None:
+            x.mul_(factor)
+        sums.add(x.exp_(), parts)
     return sums.total()
 
 
-def masses(logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row [S], float64: ``mass`` at the temperature, at 1, and the entropy at 1 in nats. Reads the row once."""
-    inverse = None if temperature_S1 is None else (1 / temperature_S1).float()
+def masses(
+    logits: Tensor, top_S1: Tensor, temperature_S1: Tensor | None = None, at_one: list[bool] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row [S], float64: ``mass`` at the temperature, at 1, and the entropy at 1 in nats. Reads the row once.
+
+    ``at_one``: rows whose temperature is known to be 1 on the host. The masses are those of ``mass`` to the last bit; the
+    entropy is out by less than 1e-5: its terms are rounded to float32, and no mean of logits is far from the largest.
+    """
+    inverse = top_S1 if temperature_S1 is None else (1 / temperature_S1).float()
+    on_cpu, row = logits.device.type == "cpu", 0
     tempered, plain, weighted = _Sums(logits), _Sums(logits), _Sums(logits)
-    for rows, x, w in _blocks(logits):
-        torch.sub(logits[rows], top_S1[rows], out=x)
-        x.clamp_(min=_LOWEST)  # in place of -inf: 0 * -inf would be NaN
+    for block, x, w in _blocks(logits, top_S1, inverse, tempered.parts, plain.parts, weighted.parts):
+        torch.sub(block[0], block[1], out=x)
+        if not on_cpu:  # here nobody can look without waiting whether it is needed
+            x.clamp_(min=_LOWEST)
         torch.exp(x, out=w)
-        plain.add(rows, w)
-        weighted.add(rows, w.mul_(x))
-        if inverse is not None:
-            tempered.add(rows, x.mul_(inverse[rows]).exp_())
-    at_one = plain.total()
-    return at_one if inverse is None else tempered.total(), at_one, at_one.log() - weighted.total() / at_one
+        plain.add(w, block[4])
+        weighted.add(w.mul_(x), block[5])
+        if temperature_S1 is None or (at_one is not None and all(at_one[row : row + len(x)])):
+            block[3].copy_(block[4])
+        else:
+            tempered.add(x.mul_(block[2]).exp_(), block[3])
+        row += len(x)
+    total, nats = plain.total(), weighted.total()
+    if on_cpu and (undefined := nats.isnan()).any():  # 0 * -inf: tokens that cannot come, which add nothing
+        nats[undefined] = _weighted(logits[undefined], top_S1[undefined])
+    return tempered.total(), total, total.log() - nats / total
+
+
+def _weighted(logits: Tensor, top_S1: Tensor) -> Tensor:
+    """Sum of (logit - top) * exp(logit - top) over each row, float64 [S], where some are -inf; NaN where some are NaN."""
+    sums = _Sums(logits)
+    for (x_in, top, parts), x, w in _blocks(logits, top_S1, sums.parts):
+        torch.sub(x_in, top, out=x)
+        x.clamp_(min=_LOWEST)
+        sums.add(torch.exp(x, out=w).mul_(x), parts)
+    return sums.total()
 
 
 _scratch = threading.local()
 
 
-def _blocks(logits: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Slices of rows to work on one after the other, each with twice the memory of its rows (the same each time)."""
-    step = min(_ROWS, len(logits)) if logits.device.type == "cpu" else len(logits)
+def _blocks(logits: Tensor, *others: Tensor) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
+    """A few rows of all tensors [S, n] at a time, with twice the memory of the rows of ``logits`` (the same each time)."""
+    step = max(1, len(logits))
+    if logits.device.type == "cpu":
+        step = min(step, max(1, _AT_ONCE // logits.shape[-1]) * torch.get_num_threads())
     scratch = getattr(_scratch, "tensor", None)  # kept: the first touch of fresh memory costs as much as the arithmetic
     if scratch is None or scratch.device != logits.device or scratch.shape[2] != logits.shape[-1] or scratch.shape[1] < step:
         with torch.inference_mode(False):  # so that it can be written to in either mode
             scratch = _scratch.tensor = torch.empty(2, step, logits.shape[-1], device=logits.device)
-    for i in range(0, len(logits), step):
-        yield slice(i, i + step), *scratch[:, : min(step, len(logits) - i)]
+    x, w = scratch[:, :step]
+    for block in zip(*(t.split(step) for t in (logits, *others)), strict=True):
+        n = len(block[0])
+        yield block, x[:n], w[:n]
 
 
 class _Sums:
-    """Row sums of [S, V]: float32 over ``_STRIDE`` values that lie V / ``_STRIDE`` apart, float64 over what they give."""
+    """Row sums of [S, V]: float32 over each of ``_PARTS`` pieces of a row, float64 over what they give (``parts``)."""
 
     def __init__(self, like: Tensor) -> None:
-        self._strides = max(1, like.shape[-1] // _STRIDE)
-        self._used = like.shape[-1] // self._strides * self._strides
-        self._parts = torch.empty(len(like), self._strides + like.shape[-1] - self._used, device=like.device)
+        self._size = max(1, like.shape[-1] // _PARTS)
+        self._pieces, left = divmod(like.shape[-1], self._size)
+        self.parts = torch.empty(len(like), self._pieces + left, device=like.device)
 
-    def add(self, rows: slice, x: Tensor) -> None:
-        parts = self._parts[rows]
-        torch.sum(x[:, : self._used].unflatten(-1, (-1, self._strides)), 1, out=parts[:, : self._strides])
-        if self._used < x.shape[-1]:
-            parts[:, self._strides :] = x[:, self._used :]
+    def add(self, x: Tensor, parts: Tensor) -> None:
+        """``parts``: the rows of ``self.parts`` that ``x`` has."""
+        n, vocab = x.shape
+        if vocab == self._pieces * self._size:
+            torch.sum(x.view(n, self._pieces, self._size), -1, out=parts)
+        else:
+            used = self._pieces * self._size
+            torch.sum(x[:, :used].unflatten(-1, (self._pieces, self._size)), -1, out=parts[:, : self._pieces])
+            parts[:, self._pieces :] = x[:, used:]
 
     def total(self) -> Tensor:
-        return self._parts.double().sum(-1)
+        return self.parts.double().sum(-1)
 
 
 @dataclass(frozen=True)
@@ -168,7 +227,7 @@ def walk_head(h: Head, draws: Draws, total_S1: Tensor, vocab: int) -> Pick:
     ``total_S1`` float64 [S, 1]: ``mass`` of the row at its temperature; read only for rows with neither top_k nor min_p.
     """
     place = torch.arange(h.values_SK.shape[-1], device=h.values_SK.device)
-    values = h.values_SK.double()
+    values = h.exact_SK
     w = torch.exp((values - values[:, :1]) / draws.temperature)
     size = h.size_S.unsqueeze(-1)
     whole = h.floor_S1 == -math.inf  # nothing with any mass lies outside the head
@@ -200,6 +259,12 @@ def walk_head(h: Head, draws: Draws, total_S1: Tensor, vocab: int) -> Pick:
         last_value=torch.where(all_kept, -math.inf, values.gather(-1, end)).squeeze(-1),
         last_id=torch.where(all_kept, vocab, h.ids_SK.gather(-1, end)).squeeze(-1),
     )
+
+
+def first_of(h: Head) -> Pick:
+    """``walk_head`` for rows that are all greedy."""
+    one, values, ids = torch.ones_like(h.ids_SK[:, 0]), h.exact_SK[:, 0], h.ids_SK[:, 0]
+    return Pick(h.size_S > 0, one - 1, ids, one, one, one, values, ids)
 
 
 def walk_row(logits_V: np.ndarray, draw: np.ndarray, total: float) -> Pick:
@@ -242,106 +307,16 @@ def walk_row(logits_V: np.ndarray, draw: np.ndarray, total: float) -> Pick:
     return Pick(
         resolved=True,
         index=index,
-        token_id=_id_at(logits_V, ascending, index),
+        token_id=id_at(logits_V, ascending, index),
         prob=float(w[index]) / mass2,
         weight=mass2,
         size=vocab if all_kept else n2,
         last_value=-math.inf if all_kept else float(ordered[n2 - 1]),
-        last_id=vocab if all_kept else _id_at(logits_V, ascending, n2 - 1),
+        last_id=vocab if all_kept else id_at(logits_V, ascending, n2 - 1),
     )
 
 
-def stages(h: Head, draws: Draws, total_S1: Tensor, vocab: int) -> dict[str, Tensor]:
-    """What min_p, and then top_k, left of each row [S]: ``min_p_size`` and ``min_p_mass`` (in units of the likeliest token's), the
-    same for ``top_k``, and the last token that top_k left (``top_k_value``, ``top_k_id``). ``staged`` is False where the
-    head was too short to tell. ``total_S1`` as for ``walk_head``, but read for every row.
-    """
-    place = torch.arange(h.values_SK.shape[-1], device=h.values_SK.device)
-    values = h.values_SK.double()
-    w = torch.exp((values - values[:, :1]) / draws.temperature)
-    size, whole = h.size_S.unsqueeze(-1), h.floor_S1 == -math.inf
-    no_min_p, no_top_k = draws.min_p == 0, draws.top_k >= vocab
-    left = (place < size) & (w >= draws.min_p)
-    n1 = left.sum(-1, keepdim=True)
-    mass1 = torch.where(no_min_p, total_S1, (w * left).sum(-1, keepdim=True))
-    both = left & (place < draws.top_k)
-    n2 = both.sum(-1, keepdim=True)
-    mass2 = torch.where(no_top_k, mass1, (w * both).sum(-1, keepdim=True))
-    inside = whole | (n1 < size)
-    end = (n2 - 1).clamp(min=0)
-    n1 = torch.where(no_min_p, vocab, n1)
-    found = {
-        "min_p_size": n1,
-        "min_p_mass": mass1,
-        "top_k_size": torch.where(no_top_k, n1, n2),
-        "top_k_mass": mass2,
-        "top_k_value": torch.where(no_top_k, -math.inf, values.gather(-1, end)),
-        "top_k_id": torch.where(no_top_k, vocab, h.ids_SK.gather(-1, end)),
-        "staged": (no_min_p | inside) & (no_top_k | inside | (draws.top_k <= size)),
-    }
-    return {name: value.squeeze(-1) for name, value in found.items()}
-
-
-def stages_row(logits_V: np.ndarray, draw: np.ndarray, total: float) -> dict[str, float]:
-    """``stages`` of one whole row on the host."""
-    temperature, top_k, _, min_p, _ = (float(x) for x in draw)
-    vocab = len(logits_V)
-    w = torch.from_numpy((logits_V.astype(np.float64) - float(logits_V.max())) / temperature).exp_().numpy()
-    left = (w >= min_p) & (logits_V > -np.inf)
-    n1, mass1 = (vocab, total) if min_p == 0 else (int(np.count_nonzero(left)), float(w[left].sum()))
-    if top_k >= vocab:
-        return {
-            "min_p_size": n1, "min_p_mass": mass1, "top_k_size": n1, "top_k_mass": mass1,
-            "top_k_value": -math.inf, "top_k_id": vocab,
-        }  # fmt: skip
-    n2 = min(int(top_k), int(np.count_nonzero(left)))
-    ascending = np.sort(logits_V)
-    last = _id_at(logits_V, ascending, n2 - 1)
-    kept = (logits_V > logits_V[last]) | ((logits_V == logits_V[last]) & (np.arange(vocab) <= last))
-    return {
-        "min_p_size": n1, "min_p_mass": mass1, "top_k_size": n2, "top_k_mass": float(w[kept].sum()),
-        "top_k_value": float(logits_V[last]), "top_k_id": last,
-    }  # fmt: skip
-
-
-def look(raw: Tensor, logits: Tensor, h: Head, token_S: Tensor, listed: int) -> dict[str, Tensor]:
-    """What is observed of each row [S] of the raw distribution; ``h``: head of ``raw``; ``logits``: after penalties.
-
-    ``raw_top``, ``raw_logit`` (largest, and of the token), ``rank`` (from 1), and the ``listed`` likeliest tokens [S, listed]:
-    ``list_ids``, ``list_raw``, ``list_values`` (logits before and after penalties). ``looked`` is False where the head
-    was too short for the rank or the list.
-    """
-    token = token_S.unsqueeze(-1)
-    raw_logit = raw.gather(-1, token)
-    above = (h.values_SK > raw_logit) | ((h.values_SK == raw_logit) & (h.ids_SK < token))
-    listable = (h.size_S >= listed) | (h.values_SK.shape[-1] == raw.shape[-1])
-    ids = h.ids_SK[:, :listed]
-    return {
-        "raw_top": h.values_SK[:, 0],
-        "raw_logit": raw_logit.squeeze(-1),
-        "rank": above.sum(-1) + 1,
-        "looked": (raw_logit > h.floor_S1).squeeze(-1) & listable,
-        "list_ids": ids,
-        "list_raw": h.values_SK[:, :listed],
-        "list_values": logits.gather(-1, ids),
-    }
-
-
-def look_row(raw_V: np.ndarray, logits_V: np.ndarray, token: int, listed: int) -> dict[str, np.ndarray | float]:
-    """``look`` at one whole row on the host."""
-    value = raw_V[token]
-    found: dict[str, np.ndarray | float] = {
-        "raw_top": float(raw_V.max()),
-        "raw_logit": float(value),
-        "rank": int(np.count_nonzero(raw_V > value)) + int(np.count_nonzero(raw_V[:token] == value)) + 1,
-    }
-    least = np.partition(raw_V, -listed)[-listed] if listed else math.inf
-    near = np.flatnonzero(raw_V >= least)  # ids ascend, so a stable sort leaves ties in order
-    ids = near[np.argsort(-raw_V[near], kind="stable")][:listed]
-    return found | {"list_ids": ids, "list_raw": raw_V[ids], "list_values": logits_V[ids]}
-
-
-def _id_at(logits_V: np.ndarray, ascending: np.ndarray, index: int) -> int:
+def id_at(logits_V: np.ndarray, ascending: np.ndarray, index: int) -> int:
     """The id of the token at a place in the (descending) order: of tokens with that value, ids ascend."""
     value = ascending[len(ascending) - 1 - index]
     first = len(ascending) - int(np.searchsorted(ascending, value, side="right"))
