@@ -4,8 +4,9 @@
     python -m tests.bench.bench_app watch [--batch 8] [--tokens 128] [--rounds 3] [--threads 2]
 
 start: from the command ``panel serve apps/`` (model cached, a browser already running) to the first token chip on the page.
-watch: tokens/s of the same requests with nobody watching (no events sent) and with the Run and the KV cache page open and
-following, in turns; with the CPU seconds that engine, server and browser took, since on two cores they share them.
+watch: tokens/s of the same requests with nobody watching (no events sent), with the Run and the KV cache page open and following,
+and with the Sampling page open as well (which asks for more candidates), in turns; with the CPU seconds that engine, server and
+browser took, since on two cores they share them.
 """
 
 import argparse
@@ -138,6 +139,8 @@ class Rig:
 
 
 def watch(browser: Any, batch: int, tokens: int, rounds: int) -> None:
+    from explorer.session import LOOK_S, WATCH_FEW
+
     rig = Rig()
     me = psutil.Process()
     rig.session.reconfigure(rig.owner, max_num_seqs=batch, enable_prefix_caching=False)
@@ -147,29 +150,36 @@ def watch(browser: Any, batch: int, tokens: int, rounds: int) -> None:
         if "chrom" in p.name().lower() and not any("chrom" in q.name().lower() for q in p.parents())
     ]
     idle = browser.new_page()
-    results: dict[str, list[dict[str, float]]] = {"nobody": [], "both pages": []}
+    opened: dict[str, tuple[str, ...]] = {
+        "nobody": (),
+        "both pages": ("run", "kv-cache"),
+        "and Sampling": ("run", "kv-cache", "sampling"),
+    }
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in opened}
     rig.run(batch, 16, chromium, idle.wait_for_timeout)
     for _ in range(rounds):
-        rig.session.process.unwatch("tokens")
-        rig.session.process.observe(False)
-        results["nobody"].append(rig.run(batch, tokens, chromium, idle.wait_for_timeout))
-        rig.session.process.observe(True)
-        rig.session.process.watch("tokens", top=8)
-        pages = [browser.new_page(viewport={"width": 1440, "height": 900}) for _ in range(2)]
-        for page, slug in zip(pages, ("run", "kv-cache")):
-            page.goto(f"http://127.0.0.1:{rig.port}/apps?page={slug}")
-            page.get_by_text("Running").first.wait_for(timeout=60_000)
-        idle.wait_for_timeout(3000)
-        results["both pages"].append(rig.run(batch, tokens, chromium, idle.wait_for_timeout))
-        for page in pages:
-            page.close()
-        idle.wait_for_timeout(1000)
+        for name, slugs in opened.items():
+            rig.session.process.observe(bool(slugs))
+            if slugs:  # what the session records while somebody is here; it asks for more when the Sampling page is open
+                rig.session.process.watch("tokens", top=WATCH_FEW)
+            else:
+                rig.session.process.unwatch("tokens")
+            pages = [browser.new_page(viewport={"width": 1440, "height": 900}) for _ in slugs]
+            for page, slug in zip(pages, slugs):
+                page.goto(f"http://127.0.0.1:{rig.port}/apps?page={slug}")
+                page.get_by_text("Running").first.wait_for(timeout=60_000)
+            idle.wait_for_timeout(3000 if slugs else 500)
+            results[name].append(rig.run(batch, tokens, chromium, idle.wait_for_timeout))
+            for page in pages:
+                page.close()
+            idle.wait_for_timeout(1000 + 1000 * LOOK_S)  # until nobody is taken to look at candidates any more
     print(f"batch {batch}, {tokens} tokens each, medians of {rounds} rounds; CPU in cores (1 = one core busy)")
     for name, rows in results.items():
-        print(f"{name:11}" + "".join(f"  {key} {statistics.median(row[key] for row in rows):.2f}" for key in rows[0]))
-    for key in ("tok/s", "engine ms/tok"):
-        ratios = [b[key] / a[key] for a, b in zip(results["nobody"], results["both pages"])]
-        print(f"both pages / nobody, {key}: median {statistics.median(ratios):.3f} ({min(ratios):.3f} .. {max(ratios):.3f})")
+        print(f"{name:13}" + "".join(f"  {key} {statistics.median(row[key] for row in rows):.2f}" for key in rows[0]))
+    for name in list(opened)[1:]:
+        for key in ("tok/s", "engine ms/tok"):
+            ratios = [b[key] / a[key] for a, b in zip(results["nobody"], results[name])]
+            print(f"{name} / nobody, {key}: median {statistics.median(ratios):.3f} ({min(ratios):.3f} .. {max(ratios):.3f})")
     rig.session.stop()
 
 

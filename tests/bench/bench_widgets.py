@@ -25,6 +25,7 @@ SETUP = """
 import json, os, resource, threading, time
 from explorer import KVCacheView, RunView
 from explorer.notebook.widgets import HUB
+from explorer.session import WATCH_FEW
 from engine import Engine, EngineConfig, SamplingParams
 engine = Engine(EngineConfig(model="smollm2-135m", max_num_seqs=8, max_model_len=1024))
 def ask(tokens, seed):
@@ -81,7 +82,7 @@ def following(book: Notebook) -> dict[str, list[list[float]]]:
         )
         results["nobody"].append(book.value("measured()"))
         book.run(
-            "for desk in (kv, run): HUB.add(desk)\nsession.process.observe(True); session.process.watch('tokens', top=8); time.sleep(0.5)"
+            "for desk in (kv, run): HUB.add(desk)\nsession.process.observe(True); session.process.watch('tokens', top=WATCH_FEW); time.sleep(0.5)"
         )
         results["two views"].append(book.value("measured()"))
     return results
