@@ -25,7 +25,7 @@ from engine.events.types import Event
 from engine.request import SamplingParams
 
 ENGINE = "engine.engine:Engine"
-SEND_INTERVAL = 0.025
+SEND_INTERVAL = 0.05  # as often as a screen looks
 MAX_PENDING_BYTES = 64 << 20  # of events that wait to be sent, as objects, roughly
 EXIT_AFTER = 3.0  # seconds that a step under way is given when the parent has gone
 
@@ -101,6 +101,7 @@ class Outbox(Mailbox):
         super().__init__()
         self._connection = connection
         self._closed = False
+        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
         self._thread.start()
 
@@ -109,6 +110,7 @@ class Outbox(Mailbox):
         with self._ready:
             self._closed = True
             self._ready.notify()
+        self._hurry.set()
         self._thread.join(5)
 
     def _run(self) -> None:
@@ -117,7 +119,9 @@ class Outbox(Mailbox):
             with self._ready:
                 while not (self._holds() or self._closed):
                     self._ready.wait()
-                self._ready.wait_for(lambda: self._closed, max(0.0, last + SEND_INTERVAL - time.monotonic()))
+            # Not on the condition: what comes in meanwhile would wake this thread, event by event, and hold up the engine's.
+            self._hurry.wait(max(0.0, last + SEND_INTERVAL - time.monotonic()))
+            with self._ready:
                 batch, closed = self._take(), self._closed
             last = time.monotonic()
             try:
