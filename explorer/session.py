@@ -4,6 +4,7 @@ Besides ``sources`` and ``claims`` this is the only part of the explorer that to
 """
 
 import atexit
+import functools
 import itertools
 import logging
 import os
@@ -26,7 +27,9 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.05  # how long one wait for the engine's messages lasts
 NOTICES_KEPT = 20  # of one viewer, not yet shown
-WATCH_TOP = 20  # candidates recorded with every token while somebody is here
+WATCH_TOP = 20  # candidates recorded with every token while somebody looks at candidates,
+WATCH_FEW = 8  # and while somebody is here: enough for a first look at a token of before
+LOOK_S = 2.0  # how long a look lasts that is not renewed
 
 ENVIRONMENT = {  # environment variable -> field of EngineConfig and how to read it
     "CUTAWAY_MODEL": ("model", str),
@@ -60,6 +63,7 @@ class Viewer:
     owner: str
     since: float = field(default_factory=time.time)
     notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES_KEPT))
+    looks_until: float = 0.0  # at candidates, on the monotonic clock
 
 
 class Session:
@@ -85,6 +89,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._asked: dict[str, str] = {}  # unfinished request -> the viewer who sent it
         self._last_asker = ""  # who sent the last command that is not about a request of their own
+        self._watched: int | None = None  # candidates that the engine was told to record; None: no tokens
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
@@ -140,6 +145,7 @@ class Session:
         while not self._stopping.is_set():
             for message in self.process.poll(POLL_S):
                 self._take(message)
+            self._watch()  # looks that were not renewed
 
     def _take(self, message: Any) -> None:
         handler = self._handlers.get(type(message))
@@ -167,10 +173,8 @@ class Session:
 
     def _ready_now(self, message: Ready) -> None:
         with self._lock:
-            self.status, self.message = "running", ""
-            watched = bool(self._viewers)
-        if watched:
-            self._if_it_runs(lambda: self.process.watch("tokens", top=WATCH_TOP))
+            self.status, self.message, self._watched = "running", "", None
+        self._watch()
 
     def _rejected(self, message: Rejected) -> None:
         with self._lock:
@@ -223,9 +227,7 @@ class Session:
             owner = f"guest-{next(self._numbers)}"
             self._viewers[owner] = Viewer(owner)
             theme.arrived(owner)
-            first = len(self._viewers) == 1 and self.status in ("running", "paused")
-        if first:
-            self._if_it_runs(lambda: self.process.watch("tokens", top=WATCH_TOP))
+        self._watch()
         return owner
 
     def leave(self, owner: str) -> None:
@@ -236,11 +238,31 @@ class Session:
             self._left.add(owner)
             theme.left(owner)
             self._asked = {request_id: who for request_id, who in self._asked.items() if who != owner}
-            running, empty = self.status in ("running", "paused"), not self._viewers
         # Also while the engine loads: it obeys in order, so what was sent before is taken back before it runs.
         self._if_it_runs(lambda: self.process.abort_owner(owner))
-        if running and empty:
-            self._if_it_runs(lambda: self.process.unwatch("tokens"))
+        self._watch()
+
+    def look_at_candidates(self, owner: str) -> None:
+        """The viewer sees the candidates of tokens now: more of them are recorded. Said again and again while it is so."""
+        with self._lock:
+            viewer = self._viewers.get(owner)
+            if viewer is not None:
+                viewer.looks_until = time.monotonic() + LOOK_S
+        self._watch()
+
+    def _watch(self) -> None:
+        """Have recorded what those who are here look at."""
+        with self._lock:
+            if self.status not in ("running", "paused"):
+                return
+            now = time.monotonic()
+            looks = any(viewer.looks_until > now for viewer in self._viewers.values())
+            wanted = None if not self._viewers else WATCH_TOP if looks else WATCH_FEW
+            if wanted == self._watched:
+                return
+            self._watched = wanted
+            send = functools.partial(self.process.watch, top=wanted) if wanted is not None else self.process.unwatch
+            self._if_it_runs(lambda: send("tokens"))
 
     @property
     def viewers(self) -> list[Viewer]:

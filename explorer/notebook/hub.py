@@ -8,8 +8,8 @@ from typing import Any
 from IPython import get_ipython
 
 TICK_S = 0.1  # ten times a second,
-SHARE = 0.03  # or less often, so that views take no more than this share of what an engine in the same kernel gets,
-SLOWEST_S = 0.5  # but never less often than this
+SHARE = 0.02  # or less often, so that views take no more than this share of what an engine in the same kernel gets,
+SLOWEST_S = 1.0  # but never less often than this
 
 # Callbacks come from three sides: the thread below, the kernel's thread that runs cells, and the one that handles what a page
 # sends (with JupyterLab 4.4 and later that is a thread of its own). Views and mirrors are for one at a time.

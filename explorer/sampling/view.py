@@ -59,10 +59,9 @@ class SamplingView(ExplorerView):
         self._recorded = SamplingParams()
         self._shown: tuple[Any, ...] = ()
         self._plotted: tuple[Any, ...] = ()
-        self._by_hand = False
+        self._by_hand = self._late = False  # a person moves a knob; one moved while nothing is drawn
         self._redrawn = (0.0, 0.0)  # when, and for how long nothing is drawn after it
         self._missed = 0
-        self._late = False  # a knob moved meanwhile
         self.pace = Pace()  # of the plots
         self._build()
         self.param.watch(lambda *_events: self._redraw(), list(whatif.KNOBS))
@@ -148,10 +147,15 @@ class SamplingView(ExplorerView):
     # -- what is new ---------------------------------------------------------------------------------------------------------
 
     def update(self) -> None:
-        with self.lock:
-            self._update()
+        if self.lock.acquire(blocking=False):  # else a knob is being drawn, and the document need not wait: there is a next tick
+            try:
+                self._update()
+            finally:
+                self.lock.release()
 
     def _update(self) -> None:
+        if self.session is not None:
+            self.session.look_at_candidates(self.clock.owner)
         events: list[Event] = self.new_events()
         self._redraw_late()
         shown = (self.shown_step, self.clock.live, self.clock.request_id, self.clock.token_index)
@@ -237,12 +241,8 @@ class SamplingView(ExplorerView):
     def _draw_alternatives(self, track: Track | None, point: Point | None) -> None:
         found: dict[str, Any] = {}
         if track is not None and point is not None:
-            found = {
-                "position": point.position,
-                "token": point.text,
-                "items": picture.alternatives(self._event),
-                "branch": self.session is not None,
-            }
+            items, branch = picture.alternatives(self._event), self.session is not None
+            found = {"position": point.position, "token": point.text, "items": items, "branch": branch}
         if found != self.strip.alternatives:
             self.strip.alternatives = found
 
@@ -307,11 +307,10 @@ class SamplingView(ExplorerView):
             return recorded_choice(event, self._recorded, self._vocab, self._history), recorded_words(event, self._recorded)
         if self._basis is None:
             raise ValueError(_("No candidates were recorded with this token: there is nothing to recompute."))
-        u = event.u
-        outcome = whatif.recompute(self._basis, params, u)
+        outcome = whatif.recompute(self._basis, params, event.u)
         orders = whatif.orders_differ(self._basis, params, outcome)
         words = outcome_words(outcome, orders, event, params, self.rows.text_of)
-        return outcome_choice(outcome, params, event.token_id, u, self._vocab), words
+        return outcome_choice(outcome, params, event.token_id, event.u, self._vocab), words
 
     @property
     def _vocab(self) -> int:

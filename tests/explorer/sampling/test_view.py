@@ -48,7 +48,7 @@ class Desk:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.own: set[str] = set()
-        self.number = 0
+        self.number = self.looks = 0
 
     def submit(self, prompt: Any, params: SamplingParams, owner: str) -> str:
         self.number += 1
@@ -64,6 +64,9 @@ class Desk:
 
     def update_sampling(self, request_id: str, owner: str, **changes: Any) -> None:
         self.calls.append(("update_sampling", request_id, owner, changes))
+
+    def look_at_candidates(self, owner: str) -> None:
+        self.looks += 1
 
     def owns(self, request_id: str, owner: str) -> bool:
         return request_id in self.own
