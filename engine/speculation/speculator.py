@@ -147,10 +147,12 @@ _DRAFTERS = {  # imported when first used: most engines speculate with none or o
     "medusa": "engine.speculation.medusa:MedusaDrafter",
     "eagle": "engine.speculation.eagle:EagleDrafter",
 }
+_WITHOUT_MODEL = ("ngram", "lookahead")  # they read tokens only
 
 
 def create_drafter(config: SpeculativeConfig, engine: "Engine") -> Drafter:
     """The drafter of ``config.method``. ValueError where it does not fit the engine's model."""
     module, _, name = _DRAFTERS[config.method].partition(":")
-    drafter: Drafter = getattr(import_module(module), name)(config, Target.of(engine))
+    made = getattr(import_module(module), name)
+    drafter: Drafter = made(config) if config.method in _WITHOUT_MODEL else made(config, Target.of(engine))
     return drafter

@@ -77,7 +77,7 @@ class Asking(pn.viewable.Viewer):
         """``track``: the request that is looked at."""
         latest = self.store.at(self.store.last_step)
         model = self.store.started.model if self.store.started is not None else {}
-        self.settings.show(self.rows.facts, model)
+        self.settings.show_facts(self.rows.facts, model)
         before = self.stage.first
         self.stage.advance(self._knobs(latest))
         if self.stage.first is not None and self.stage.first != before:

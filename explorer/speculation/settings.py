@@ -21,7 +21,7 @@ TREE_LABELS = {"chain": _("a chain"), "narrow": _("tree, 2 at each depth"), "wid
 
 
 class Settings(pn.viewable.Viewer):
-    """``move`` is called with the engine's new ``speculative``; ``heat`` with the temperature for requests. ``show`` calls neither."""
+    """``move`` is called with the engine's new ``speculative``; ``heat`` with the temperature for requests. ``show_facts`` calls neither."""
 
     def __init__(self, move: Callable[[dict[str, Any] | None], None], heat: Callable[[float], None], **params: Any) -> None:
         super().__init__(**params)
@@ -76,7 +76,7 @@ class Settings(pn.viewable.Viewer):
             self._move(new)
             self._facts = new
 
-    def show(self, facts: dict[str, Any] | None, model: dict[str, Any]) -> None:
+    def show_facts(self, facts: dict[str, Any] | None, model: dict[str, Any]) -> None:
         """What the engine has. Another browser may have moved it; the engine may have refused."""
         if time.monotonic() - self._moved_at < SETTLE_S:
             return
