@@ -12,8 +12,6 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.model.checkpoint import Checkpoint, load_checkpoint
 from engine.model.store import DEFAULT, cache_directory, resolve_model
 from engine.speculation.files import shipped_drafter
@@ -24,8 +22,6 @@ from engine.speculation.training.modules import METHODS, Target, check_target
 from engine.speculation.training.stages import Workshop
 from engine.speculation.training.train import PLANS
 
-_BATCH = 64  # requests at once, when the text is made
-_CONTEXT = 512
 _VOCAB = 12288
 
 
@@ -43,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--minutes", type=float, help="of training at most, for each drafter")
     own.add_argument("--text-minutes", type=float, help="of making text at most")
     own.add_argument("--held-out", type=int, default=64, help="prompts that are kept for the report (default: %(default)s)")
-    own.add_argument("--shard", type=int, default=SHARD, help="requests whose text makes one file (default: %(default)s)")
+    own.add_argument("--shard", type=int, default=SHARD, help="texts that are written at once (default: %(default)s)")
     own.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: %(default)s)")
     own.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="go on with what earlier runs left")
     own.add_argument(
@@ -85,9 +81,12 @@ def run(options: argparse.Namespace) -> None:
     stages = ("text", "features", "train", "report") if options.stage == "all" else (options.stage,)
     if not options.resume:
         forget(directory, stages)
-    if "text" in stages:
-        make_text(options, directory, min(_CONTEXT, checkpoint.config.max_position_embeddings))
     target = Target(checkpoint.config, checkpoint.tensors)
+    if "text" in stages:
+        generate(
+            target, checkpoint.tokenizer, directory, exit_layer, tokens=options.tokens, held_out=options.held_out,
+            minutes=options.text_minutes, shard=options.shard,
+        )  # fmt: skip
     if "features" in stages:
         compute_features(target, directory, exit_layer)
     if "train" in stages or "report" in stages:
@@ -100,21 +99,6 @@ def forget(directory: Path, stages: tuple[str, ...]) -> None:
     for pattern in [pattern for stage in stages for pattern in patterns[stage]]:
         for path in directory.glob(f"{pattern}.safetensors"):
             path.unlink()
-
-
-def make_text(options: argparse.Namespace, directory: Path, length: int) -> None:
-    config = EngineConfig(
-        model=options.model, device="cpu", dtype="float32", max_num_seqs=_BATCH, max_num_batched_tokens=1024,
-        max_model_len=length, num_kv_blocks=_BATCH * length // 16,
-    )  # fmt: skip
-    generate(
-        Engine(config),
-        directory,
-        tokens=options.tokens,
-        held_out=options.held_out,
-        minutes=options.text_minutes,
-        shard=options.shard,
-    )
 
 
 def train_and_report(options: argparse.Namespace, checkpoint: Checkpoint, shop: Workshop, stages: tuple[str, ...]) -> None:

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from engine.speculation.files import write_atomically
-from engine.speculation.training.generate import HELD_OUT, TRAINING, Text, read_shard
+from engine.speculation.training.generate import HELD_OUT, TRAINING, Text, features_path, read_shard
 from engine.speculation.training.modules import Target
+from engine.speculation.training.writer import divided
 
 _BATCH_TOKENS = 4096  # of a forward pass, padding included
 
@@ -60,10 +61,6 @@ def compute_features(target: Target, directory: Path, exit_layer: int) -> None:
         print(f"features: {i + 1} of {len(todo)} files, {done / elapsed:.0f} tokens/s, {left_s / 60:.1f} min to go", flush=True)
 
 
-def features_path(text_path: Path, exit_layer: int) -> Path:
-    return text_path.with_name(f"features{exit_layer}-{text_path.name}")
-
-
 def features_of(target: Target, token_ids: list[list[int]], exit_layer: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """float16 [T, E] each, in the order of the texts: features, and the hidden state before the exit layer divided by its
     root mean square (some of its entries are too large for 16 bits, and the exit's norm divides by it anyway)."""
@@ -72,7 +69,7 @@ def features_of(target: Target, token_ids: list[list[int]], exit_layer: int) -> 
     for rows in batches_by_length([len(ids) for ids in token_ids], _BATCH_TOKENS):
         with torch.inference_mode():
             feature, state = target(padded([torch.tensor(token_ids[i]) for i in rows]), exit_layer)
-            state = state / (state.square().mean(-1, keepdim=True) + target.config.rms_norm_eps).sqrt()
+            state = divided(state, target.config.rms_norm_eps)
         for row, i in enumerate(rows):
             features[i] = feature[row, : len(token_ids[i])].half()
             left[i] = state[row, : len(token_ids[i])].half()

@@ -1,4 +1,4 @@
-"""Stage 1: the target writes the training text. One file a shard of requests; a shard that is there is not made again."""
+"""Stage 1: the target writes the training text. One file a shard of texts, with its features in another; what is there is kept."""
 
 import time
 from collections.abc import Iterator
@@ -10,19 +10,20 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from engine.engine import Engine
-from engine.request import SamplingParams
 from engine.speculation.files import write_atomically
+from engine.speculation.training.modules import Target
 from engine.speculation.training.prompts import Prompt, prompts
+from engine.speculation.training.writer import Written, write_texts
 
-SHARD = 256  # requests
+SHARD = 128  # texts written at once
 HELD_OUT = "heldout"
 TRAINING = "text"
-# (temperature, share of the requests): greedy text is what most people look at first, and it repeats itself.
-TEMPERATURES = ((0.0, 0.4), (0.7, 0.3), (1.0, 0.3))
+# (temperature, share of the texts): greedy text is what most people look at first, and it repeats itself.
+TEMPERATURES = ((0.0, 0.5), (0.7, 0.3), (1.0, 0.2))
 MAX_TOKENS = 192
 HELD_OUT_TOKENS = 128
-_IGNORE_EOS_EVERY = 4  # one request in so many goes on after the end of its text, as benchmarks do
+_GOES_ON_EVERY = 4  # one text in so many goes on after its end, as benchmarks do
+_WINDOW = 8  # shards whose prompts are sorted by length together
 
 
 @dataclass(frozen=True)
@@ -41,68 +42,87 @@ def encode(tokenizer: Any, prompt: Prompt) -> list[int]:
     return tokenizer.encode(prompt.text)
 
 
-def params_of(index: int, held_out: bool, seed: int) -> SamplingParams:
-    """Of the request with this number; held-out prompts are all greedy and never end early."""
-    if held_out:
-        return SamplingParams(temperature=0, max_tokens=HELD_OUT_TOKENS, ignore_eos=True)
-    # Low-discrepancy, so that every shard has its mixture.
+def temperature_of(index: int) -> float:
+    """Of the training text with this number: a low-discrepancy sequence, so that every shard has its mixture."""
     share = (index * 0.6180339887498949) % 1.0
-    edges = list(accumulate(width for _, width in TEMPERATURES))
-    temperature = next((t for (t, _), edge in zip(TEMPERATURES, edges) if share < edge), TEMPERATURES[-1][0])
-    ignore = index % _IGNORE_EOS_EVERY == 0
-    return SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS, ignore_eos=ignore, seed=seed * 1_000_003 + index)
+    edges = accumulate(width for _, width in TEMPERATURES)
+    return next((t for (t, _), edge in zip(TEMPERATURES, edges) if share < edge), TEMPERATURES[-1][0])
 
 
-def make_shard(engine: Engine, number: int, size: int, *, held_out: bool = False, seed: int = 0) -> list[Text]:
-    """The texts of shard ``number``, which has ``size`` requests."""
-    first = number * size
-    asked = list(islice(prompts(seed, held_out), first, first + size))
-    ids = [encode(engine.tokenizer, prompt) for prompt in asked]
-    params = [params_of(first + i, held_out, seed) for i in range(size)]
-    outputs = engine.generate(ids, params)
-    return [
-        Text(list(given) + list(output.outputs[0].token_ids), len(given), each.temperature)
-        for given, output, each in zip(ids, outputs, params, strict=True)
-    ]
+def make_shard(
+    target: Target, tokenizer: Any, number: int, size: int, exit_layer: int, *, held_out: bool = False, seed: int = 0
+) -> tuple[list[Text], list[Written]]:
+    """The texts of shard ``number``, ``size`` of them, and what a drafter learns from. Held-out texts are all greedy and do
+    not end early."""
+    if held_out:
+        chosen = list(range(number * size, (number + 1) * size))
+    else:  # prompts of similar length, so that nobody waits for the longest one to be read
+        first = number // _WINDOW * _WINDOW * size
+        chosen = list(range(first, first + _WINDOW * size))
+    asked = dict(zip(chosen, islice(prompts(seed, held_out), chosen[0], chosen[-1] + 1), strict=True))
+    ids = {index: encode(tokenizer, prompt) for index, prompt in asked.items()}
+    if not held_out:
+        at = number % _WINDOW * size
+        chosen = sorted(chosen, key=lambda index: (len(ids[index]), index))[at : at + size]
+    heat = [0.0 if held_out else temperature_of(index) for index in chosen]
+    tokens = HELD_OUT_TOKENS if held_out else MAX_TOKENS
+    written = write_texts(target, [ids[index] for index in chosen], heat, tokens, exit_layer, seed * 1_000_003 + number)
+    texts, kept = [], []
+    for index, temperature, each in zip(chosen, heat, written, strict=True):
+        given, length = len(ids[index]), len(each.features)
+        if not held_out and index % _GOES_ON_EVERY:
+            ends = (i + 1 for i in range(given, length) if each.token_ids[i] in tokenizer.eos_token_ids)
+            length = next(ends, length)
+        texts.append(Text(each.token_ids[:length], given, temperature))
+        kept.append(Written(each.token_ids[:length], each.features[:length], each.left[:length]))
+    return texts, kept
 
 
 def generate(
-    engine: Engine, directory: Path, *, tokens: int, held_out: int = 64, minutes: float | None = None, seed: int = 0,
-    shard: int = SHARD,
+    target: Target, tokenizer: Any, directory: Path, exit_layer: int, *, tokens: int, held_out: int = 64,
+    minutes: float | None = None, seed: int = 0, shard: int = SHARD,
 ) -> None:  # fmt: skip
     """Write shards until there are ``tokens`` tokens of training text (or the minutes are over; at least one shard then).
 
     ``held_out``: number of held-out prompts, a shard of their own that comes first.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
     if not shard_path(directory, HELD_OUT, 0).exists():
-        write_shard(shard_path(directory, HELD_OUT, 0), make_shard(engine, 0, held_out, held_out=True, seed=seed))
-        print(f"text: {held_out} held-out prompts continued in {time.monotonic() - began:.0f} s", flush=True)
+        made = make_shard(target, tokenizer, 0, held_out, exit_layer, held_out=True, seed=seed)
+        write_shard(shard_path(directory, HELD_OUT, 0), *made, exit_layer)
     have = sum(len(text.token_ids) for text in read_texts(directory, TRAINING))
-    number, made, began = 0, 0, time.monotonic()
+    number, new, began = 0, 0, time.monotonic()
     while have < tokens:
         path = shard_path(directory, TRAINING, number)
         number += 1
         if path.exists():
             continue
-        texts = make_shard(engine, number - 1, shard, seed=seed)
-        write_shard(path, texts)
-        made += sum(len(text.token_ids) for text in texts)
-        have += sum(len(text.token_ids) for text in texts)
-        elapsed = time.monotonic() - began
-        left = max(0.0, (tokens - have) * elapsed / made)
-        print(f"text: {have:,} of {tokens:,} tokens, {made / elapsed:.0f} tokens/s, {left / 60:.1f} min to go", flush=True)
+        texts, written = make_shard(target, tokenizer, number - 1, shard, exit_layer, seed=seed)
+        write_shard(path, texts, written, exit_layer)
+        count = sum(len(text.token_ids) for text in texts)
+        new, have, elapsed = new + count, have + count, time.monotonic() - began
+        left = max(0.0, (tokens - have) * elapsed / new)
+        print(f"text: {have:,} of {tokens:,} tokens, {new / elapsed:.0f} tokens/s, {left / 60:.1f} min to go", flush=True)
         if minutes is not None and elapsed > 60 * minutes:
             print(f"text: stopped after {minutes:g} minutes", flush=True)
             break
+
+
+def features_path(text_path: Path, exit_layer: int) -> Path:
+    return text_path.with_name(f"features{exit_layer}-{text_path.name}")
 
 
 def shard_path(directory: Path, kind: str, number: int) -> Path:
     return directory / f"{kind}-{number:04d}.safetensors"
 
 
-def write_shard(path: Path, texts: list[Text]) -> None:
+def write_shard(path: Path, texts: list[Text], written: list[Written], exit_layer: int) -> None:
+    """The texts, after the file with their features: where there are texts, there are features."""
+    features = {
+        "features": torch.cat([each.features for each in written]),
+        "left": torch.cat([each.left for each in written]),
+    }
+    write_atomically(features_path(path, exit_layer), features)
     tensors = {
         "token_ids": torch.tensor([token for text in texts for token in text.token_ids], dtype=torch.int32),
         "lengths": torch.tensor([len(text.token_ids) for text in texts], dtype=torch.int32),

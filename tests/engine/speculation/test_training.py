@@ -12,11 +12,12 @@ from engine.speculation.training import __main__ as command
 from engine.speculation.training import modules
 from engine.speculation.training.evaluate import acceptance, proposals, walk
 from engine.speculation.training.features import Example, ExampleBatch, draft_vocabulary, features_of
-from engine.speculation.training.generate import Text, params_of
+from engine.speculation.training.generate import TEMPERATURES, Text, make_shard, temperature_of
 from engine.speculation.training.initial import drafter_from_file, initial_drafter
 from engine.speculation.training.modules import METHODS, Drafter, Eagle, Exit, Medusa, Target
 from engine.speculation.training.prompts import TOPICS, prompts, split
 from engine.speculation.training.train import Plan, TargetEnds, Trainer
+from engine.speculation.training.writer import draw, write_texts
 from tests.engine.engines import tiny_parts
 
 EXIT = 1
@@ -77,6 +78,51 @@ def test_features_do_not_depend_on_the_batch(target: Target) -> None:
         assert together[i].shape == (len(each), 64)
         torch.testing.assert_close(together[i], alone[0], atol=4e-3, rtol=4e-3)
         torch.testing.assert_close(left[i], left_alone[0], atol=4e-3, rtol=4e-3)
+
+
+def test_texts_written_in_lockstep(target: Target) -> None:
+    """Greedy rows of different length are what each alone would be; features are those of a pass over the finished text."""
+    made = tiny_parts()[1]
+    prompts_ = [[5, 17, 200], [3, 42, 42, 319, 8, 77], [9, 9, 9, 9]]
+    written = write_texts(target, prompts_, [0.0, 0.0, 1.0], 12, EXIT, seed=3)
+    for prompt, each in zip(prompts_, written, strict=True):
+        assert each.token_ids[: len(prompt)] == prompt and len(each.token_ids) == len(prompt) + 12
+        features, left = features_of(target, [each.token_ids[:-1]], EXIT)
+        torch.testing.assert_close(each.features, features[0], atol=4e-3, rtol=4e-3)
+        torch.testing.assert_close(each.left, left[0], atol=4e-3, rtol=4e-3)
+    for each, prompt in zip(written[:2], prompts_):
+        for at in range(len(prompt), len(each.token_ids)):
+            assert each.token_ids[at] == int(made.logits(each.token_ids[:at])[-1].argmax())
+    warm = [write_texts(target, prompts_, [0.0, 0.0, 1.0], 12, EXIT, seed=seed)[2].token_ids for seed in (3, 4)]
+    assert warm[0] == written[2].token_ids != warm[1]
+    with pytest.raises(ValueError, match="must not be empty"):
+        write_texts(target, [[1], []], [0.0, 0.0], 2, EXIT, 0)
+
+
+def test_drawing_at_a_temperature() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0]]).expand(20_000, 3)
+    heat = torch.full((20_000, 1), 0.5)
+    heat[10_000:] = 0
+    drawn = draw(logits, heat, torch.Generator().manual_seed(0))
+    want = (logits[0] / 0.5).softmax(-1) * 10_000
+    for token, count in enumerate(drawn[:10_000].bincount(minlength=3).tolist()):
+        assert abs(count - want[token]) < 5 * want[token] ** 0.5
+    assert (drawn[10_000:] == 0).all()
+
+
+def test_shards(target: Target) -> None:
+    """A window's shards have its prompts between them, each once, and texts end where the target ended them, but for some."""
+    tokenizer = tiny_parts()[0].tokenizer
+    shards = [make_shard(target, tokenizer, number, 2, EXIT) for number in range(8)]
+    given = [tuple(text.token_ids[: text.num_prompt_tokens]) for texts, _ in shards for text in texts]
+    assert sorted(given) == sorted(tuple(tokenizer.encode(p.text)) for p in itertools.islice(prompts(0), 16))
+    assert [len(ids) for ids in given] == sorted(len(ids) for ids in given)
+    for texts, written in shards:
+        for text, each in zip(texts, written, strict=True):
+            assert text.token_ids == each.token_ids and len(each.features) == len(each.left) == len(text.token_ids)
+    held_out, _ = make_shard(target, tokenizer, 0, 3, EXIT, held_out=True)
+    assert [text.temperature for text in held_out] == [0.0] * 3
+    assert {len(text.token_ids) - text.num_prompt_tokens for text in held_out} == {127}
 
 
 def eagle_one_by_one(
@@ -333,8 +379,8 @@ def test_prompts() -> None:
         assert not any(f" {topic}." in p.text for p in train)
     assert any(f" {topic}." in p.text for p in held_out for topic in split(TOPICS, True))
     assert not any(field in p.text for p in train for field in ("{t}", "{u}", "{c}", "{n}", "{p}", "{a}"))
-    temperatures = [params_of(i, False, 0).temperature for i in range(1000)]
-    assert [round(temperatures.count(t), -1) for t in (0.0, 0.7, 1.0)] == [400, 300, 300]
+    heat = [temperature_of(i) for i in range(1000)]
+    assert [heat.count(t) for t, _ in TEMPERATURES] == pytest.approx([1000 * share for _, share in TEMPERATURES], abs=3)
 
 
 def test_target_of_another_kind() -> None:
