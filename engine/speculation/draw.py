@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -168,6 +169,10 @@ def walk(p: Tensor, us: Sequence[float]) -> list[int]:
 
 
 def _walk_whole(p: Tensor, target: float) -> int:
-    values, ids = torch.sort(p, descending=True, stable=True)
-    last = int((values > 0).sum()) - 1
-    return int(ids[min(int((values.cumsum(0) <= target).sum()), last)])
+    masses = p.cpu().numpy()
+    ids = np.flatnonzero(masses > 0)
+    kept = masses[ids]
+    ordered = np.sort(kept)[::-1]
+    index = min(int(np.count_nonzero(np.cumsum(ordered) <= target)), len(ids) - 1)
+    value = ordered[index]
+    return int(ids[kept == value][index - np.count_nonzero(kept > value)])

@@ -38,6 +38,7 @@ from engine.speculation.acceptance import Place, typical_threshold
 from engine.speculation.base import Draft
 from engine.speculation.draw import walk
 
+_FEW = 8  # rows
 _MOST = 1 << 20  # numbers of a distribution that are computed at once (8 MiB)
 
 
@@ -99,13 +100,7 @@ def verify(asked: Sequence[Asked], logits: Tensor, sampler: Sampler, observe_top
     ValueError where rows or a draft's q do not fit.
     """
     trials = [_Trial(one, logits) for one in asked]
-    drawing = [t for t in trials if t.asked.rule == "draw"]
-    rows = [(t, node) for t in drawing for node in range(-1, t.count)]
-    sampled = _sample(rows, logits, sampler, observe_top)
-    at = 0
-    for t in drawing:
-        _follow_draw(t, sampled[at : at + t.count + 1], sampler, observe_top)
-        at += t.count + 1
+    _follow_draws([t for t in trials if t.asked.rule == "draw"], logits, sampler, observe_top)
     for t, laws in _with_laws([t for t in trials if t.asked.rule != "draw"], logits, sampler):
         follow = _follow_rejection if t.asked.rule == "rejection" else _follow_typical
         follow(t, laws, observe_top)
@@ -132,6 +127,8 @@ class _Trial:
         for node in range(self.count):
             self.children.setdefault(self.parents[node], []).append(node)
         self.verdict = Verdict(asked.rule, [NodeVerdict() for _ in range(self.count)])
+        self.at = -1  # where the target's own draws have led
+        self.drawn: dict[int, Sampled] = {}  # the target's own draw after each node that was read
         self.own_node: int | None = None  # the node after which the target's own token is still to be drawn
         self.told: list[tuple[int, Sampled]] = []  # tokens chosen by a test, by the node whose row they come from
 
@@ -202,27 +199,43 @@ def _with_laws(trials: list[_Trial], logits: Tensor, sampler: Sampler) -> Iterat
             first += len(t.children)
 
 
-def _follow_draw(t: _Trial, sampled: list[Sampled], sampler: Sampler, observe_top: int | None) -> None:
-    """``sampled[1 + node]``: the target's own token after that node."""
-    v, node = t.verdict, -1
-    while True:
-        own = sampled[1 + node]
+def _follow_draws(trials: list[_Trial], logits: Tensor, sampler: Sampler, observe_top: int | None) -> None:
+    """Down all trees at once, a level at a time: what is drawn at random or observed costs too much to do it for rows in vain.
+
+    But a call costs as much as two or three rows, and the largest logit next to nothing: of few rows, and of greedy requests that
+    nobody observes, all are read in the first call.
+    """
+    few = sum(1 + t.count for t in trials) <= _FEW
+    rows = []
+    for t in trials:
+        greedy = t.asked.row.params.temperature == 0 and not t.observed(observe_top)
+        rows += [(t, node) for node in range(-1, t.count if few or greedy else 0)]
+    while rows:
+        for (t, node), one in zip(rows, _sample(rows, logits, sampler, observe_top), strict=True):
+            t.drawn[node] = one
+        trials = [t for t in trials if _descend(t, sampler, observe_top)]
+        rows = [(t, t.at) for t in trials]
+
+
+def _descend(t: _Trial, sampler: Sampler, observe_top: int | None) -> bool:
+    """Follow the target's own draws as far as they are known. Whether there is a row to be read where that ends."""
+    v = t.verdict
+    while (own := t.drawn.get(t.at)) is not None:
         if own.error is not None:
             v.error = own.error
-            return
+            return False
         v.sampled.append(own)
-        hit = None
-        kids = t.children.get(node, [])
+        kids = t.children.get(t.at, [])
+        hit = next((child for child in kids if t.tokens[child] == own.token_id), None)
         for child in kids:
-            accepted = hit is None and t.tokens[child] == own.token_id
-            hit = child if accepted else hit
-            v.nodes[child].outcome = "accepted" if accepted else "rejected"
-        _weigh_drawn(t, node, own, sampler, observe_top)
+            v.nodes[child].outcome = "accepted" if child == hit else "rejected"
+        _weigh_drawn(t, t.at, own, sampler, observe_top)
         if hit is None:
             v.own, v.own_u, v.own_prob = "corrected" if kids else "bonus", own.u, own.prob
-            return
+            return False
         v.path.append(hit)
-        node = hit
+        t.at = hit
+    return True
 
 
 def _weigh_drawn(t: _Trial, node: int, own: Sampled, sampler: Sampler, observe_top: int | None) -> None:

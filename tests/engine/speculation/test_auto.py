@@ -131,7 +131,7 @@ def test_nothing_is_tried_before_plain_steps_are_timed():
         assert auto.choose() == 0
         auto.observe(0, [], PLAIN)
     assert auto.choose() == 1, "the first trial is a cautious one"
-    auto.observe(1, [0], 1.2 * PLAIN)
+    auto.observe(1, [0], 1.05 * PLAIN)
     assert auto.choose() == 3
     assert auto.choose(16) == 0
     assert AutoK(2).most == 2
