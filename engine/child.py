@@ -52,9 +52,10 @@ class Child:
 
     def _keep_stderr(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.stderr.append(line.rstrip()[:2000])
-            _log.info("engine: %s", line.rstrip())
+        with self.process.stdout as lines:  # closed here alone: close() waits for a read that is under way
+            for line in lines:
+                self.stderr.append(line.rstrip()[:2000])
+                _log.info("engine: %s", line.rstrip())
 
     def _talk(self) -> None:
         """Accept the child's connection, then send commands until None comes or the child has gone."""
@@ -104,15 +105,13 @@ class Child:
         return "\n".join(self.stderr)
 
     def release(self) -> None:
-        """Free what a dead child leaves."""
+        """Free what a dead child leaves. A process that it had started may live on and hold its output open: that is not waited for."""
         with contextlib.suppress(queue.Full):  # then the thread is blocked in a send, which fails when the connection closes
             self.commands.put_nowait(None)
         self.settled.wait(5)
         if self.connection is not None:
             self.connection.close()
         self._listener.join(1)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
 
 
 def _listen(directory: str) -> tuple[socket.socket, str | tuple[str, int]]:

@@ -392,3 +392,22 @@ def test_the_real_engine_killed_and_restarted() -> None:
 
 def _more(e: StepDone) -> bool:
     return bool(e.num_running or e.num_waiting)
+
+
+def test_a_process_that_the_engine_leaves_behind_holds_nobody_up():
+    """It holds the engine's output open, so that there is always more to read."""
+    process = EngineProcess(EngineConfig(model="fake", num_kv_blocks=4), factory="tests.engine.orphans:Orphaning")
+    process.start()
+    Client(process).kind(m.Ready)
+    end = time.monotonic() + 60
+    while not process._child.stderr:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    (pid,) = (int(line.split()[1]) for line in process._child.stderr if line.startswith("orphan"))
+    ended = threading.Thread(target=process.stop, daemon=True)
+    ended.start()
+    try:
+        ended.join(60)
+        assert not ended.is_alive() and not process.alive
+    finally:
+        os.kill(pid, signal.SIGKILL)
