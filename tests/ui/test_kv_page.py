@@ -68,9 +68,7 @@ def test_shared_prefix_is_stored_once_and_its_lookups_are_told(page: Page, kv_ap
     expect(page.locator(".ctw-chip.shared").first).to_contain_text("×6")
     expect(page.locator(".kv-lookup").first).to_contain_text(re.compile(r"[1-9]\d+ of \d+ tokens"))
     assert seen.count(SHARED) > 5
-    page.wait_for_timeout(700)  # the legend is drawn twice a second
-    told = [int(n) for n in page.locator(".ctw-key b").all_inner_texts()]
-    assert sum(told) == 128
+    wait_until(page, lambda: sum(int(n) for n in page.locator(".ctw-key b").all_inner_texts()) == 128)  # drawn twice a second
     idle(page, canvas)
     assert CACHED in kinds(canvas)
 
