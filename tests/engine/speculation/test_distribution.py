@@ -60,7 +60,7 @@ def test_against_the_processors(batch, vocab, head, history):
             assert got.sizes[i] == np.count_nonzero(want) or want.min() < 1e-300
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["flat", "tied"])
 def test_of_a_large_vocabulary_and_in_bfloat16(kind):
     """Heads that suffice and heads that do not, in one batch; many ties in bfloat16."""
     params = [SamplingParams(temperature=t, top_p=p, top_k=k) for t, p, k in [(1, 1, 0), (1, 0.9, 0), (0.6, 1, 30), (2, 0.99, 0)]]
