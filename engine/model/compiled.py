@@ -4,8 +4,8 @@ The compiler takes a minute or so, so it runs once, in a process of its own (``p
 priority; what it made is kept in the cache and loads in milliseconds. Until then, without a compiler, or where the
 result does not agree with plain torch, the engine goes on as it does for any number of rows.
 
-There are two functions: for a single row (a decode), and for ``ROWS[-1]`` rows (a draft that is verified); fewer are filled up.
-They read weights as they are, while products of many rows want them packed: both are held. See ``unfit`` for when not.
+There is a function for a single row (a decode) and for some numbers of rows (a draft that is verified): a number between is
+filled up to the next. They read weights as they are, while products of many rows want them packed: both are held. See ``unfit`` for when not.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from engine.model.few_rows import MIN_CONTEXT, Function, RowShape
 
 _log = logging.getLogger(__name__)
 
-ROWS = (1, 5)  # that there is a function for; 5: the last token and the default K = 4 drafted ones
+ROWS = (1, 5, 8)  # that there is a function for; 5: the last token and the default K = 4 drafted ones
 _MIN_BYTES = 16 << 20  # of weights: below, nobody waits for them
 _MEMORY_SHARE = 0.25  # of the free memory, what the second form of the weights may take
 _TOLERANCE = 2e-3
