@@ -1,6 +1,6 @@
 """Train the drafters of a model on a CPU: text, features, training, report. What is done is not done again.
 
-python -m engine.speculation.training                    # all of it, about two hours on two cores
+python -m engine.speculation.training                    # all of it, meant to stay under two hours on two cores
 python -m engine.speculation.training --only eagle       # one drafter
 python -m engine.speculation.training --tokens 20000 --minutes 2 --out /tmp/drafters     # a try
 """
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m engine.speculation.training", description="Train drafters for a model on text that it writes itself."
     )
     own.add_argument("--model", default=DEFAULT, help=f"a known name, a path or a Hugging Face id (default: {DEFAULT})")
-    own.add_argument("--tokens", type=int, default=200_000, help="of training text, prompts included (default: %(default)s)")
+    own.add_argument("--tokens", type=int, default=400_000, help="of training text, prompts included (default: %(default)s)")
     own.add_argument("--vocab", type=int, help=f"size of the draft vocabulary (default: {_VOCAB}, or all)")
     own.add_argument("--exit-layer", type=int, help="layers before the exit of layer skipping (default: a third of them)")
     own.add_argument("--only", choices=METHODS, nargs="+", default=list(METHODS), help="train these (default: all)")

@@ -38,11 +38,13 @@ class Plan:
     seed: int = 0
 
 
+# Few passes: with 200,000 tokens, EAGLE's first draft token was accepted 57% of the time on training text after four of them and 35% on
+# held-out text. More text is worth more than more passes.
 PLANS = {
-    "eagle": Plan(epochs=12, learning_rate=1e-3, depth=3, feature_loss=0.5),
-    "draft_model": Plan(epochs=10, learning_rate=1e-3),
-    "medusa": Plan(epochs=6, learning_rate=1e-3, depth=4),
-    "layer_skip": Plan(epochs=6, learning_rate=1e-3),
+    "eagle": Plan(epochs=5, learning_rate=1e-3, depth=3, feature_loss=0.5),
+    "draft_model": Plan(epochs=4, learning_rate=1e-3),
+    "medusa": Plan(epochs=3, learning_rate=1e-3, depth=4),
+    "layer_skip": Plan(epochs=2, learning_rate=1e-3),
 }
 
 
