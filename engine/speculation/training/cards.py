@@ -33,7 +33,7 @@ def card_of(
     heads = len(drafter.heads) if hasattr(drafter, "heads") else 0  # type: ignore[arg-type]
     what = _WHAT[drafter.method].format(**{"num_heads": heads, **drafter.settings()})
     plan = trainer.plan
-    threads = torch.get_num_threads()
+    threads = "one thread" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads"
     depth = f", draft depths 1 to {plan.depth}" if plan.depth > 1 else ""
     features = f", smooth L1 on features with weight {plan.feature_loss:g}" if plan.feature_loss else ""
     return (
