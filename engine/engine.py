@@ -265,7 +265,7 @@ class Engine(Generation):
         self.forward_ms = 1e3 * (t3 - t2)  # of the last pass
         outputs, t4 = self.committer.commit(schedule, logits)
         if self.speculator is not None:
-            self.speculator.observe(schedule, logits, features, draft_s=t2 - t1, forward_s=t3 - t2)
+            self.speculator.observe(schedule, logits, features, step_ms=1e3 * (time.perf_counter() - t0))
         if self.recorder.on:
             reporting.record_step(self, schedule, (t0, t1, t2, t3, t4, time.perf_counter()))
         self.knobs.apply_draining()

@@ -283,7 +283,7 @@ class VerifiedNode(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What became of one proposed token."""
 
     outcome: str  # "accepted" | "rejected" | "not reached"
-    p: float  # the target's probability of it, after the request's processors; NaN: not looked at
+    p: float  # the target's probability of it, after the processors (and after elder siblings were rejected); NaN: not looked at
     q: float  # the drafter's, as it was compared (renormalised over what elder siblings left); NaN: not compared
     u: float | None  # what the accept test drew (rejection: accepted when u < p / q); None: nothing was drawn for it
     accept: float  # probability with which it was to be accepted: min(1, p / q), or p where the target's own draw decides

@@ -7,10 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from engine.runner import Scheduled
+from engine.speculation.auto import AutoK
 from engine.speculation.base import Computed, Draft, Drafter, Wanted
-from engine.speculation.config import SpeculativeConfig
+from engine.speculation.config import AUTO, SpeculativeConfig
 from engine.speculation.head import Target
 from engine.speculation.telling import record_draft
+
+_MOST = 8  # the largest K that "auto" chooses
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -55,13 +58,15 @@ class Speculator:
         self.metrics = metrics
         self.drafter: Drafter = create_drafter(config, engine)
         self.needs_features = self.drafter.needs_features
-        self.auto: Any = None
+        self.auto = AutoK(_MOST) if config.num_speculative_tokens == AUTO else None
         self.k = 0  # of the step under way
 
     # -- for the scheduler -------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        self.k = self.auto.choose() if self.auto is not None else int(self.config.num_speculative_tokens)
+        """K of the step to come; with "auto" by how many requests run."""
+        running = max(1, len(self.engine.scheduler.running))
+        self.k = self.auto.choose(running) if self.auto is not None else int(self.config.num_speculative_tokens)
 
     def num_wanted(self, request: "Request") -> int:
         """Nodes that may be proposed for a request whose last token alone is not computed."""
@@ -110,9 +115,9 @@ class Speculator:
         proposed = min(self.num_wanted(run.request) - window, run.num_drafts)
         return Wanted(run.request, proposed, window if run.num_drafts >= proposed + window else 0)
 
-    def observe(self, schedule: "Schedule", logits: Any, features: Any, draft_s: float, forward_s: float) -> None:
+    def observe(self, schedule: "Schedule", logits: Any, features: Any, step_ms: float) -> None:
         """The step is committed: ``schedule.runs`` say what was accepted. ``logits``, ``features``: of the pass, in their order."""
-        self._count(schedule.runs, draft_s, forward_s)
+        self._count(schedule.runs, step_ms)
         row = logit_row = 0
         computed = []
         for run in schedule.runs:
@@ -128,10 +133,13 @@ class Speculator:
             row += run.num_tokens
         self.drafter.observe(computed, features)
 
-    def _count(self, runs: Sequence[Scheduled], draft_s: float, forward_s: float) -> None:
+    def _count(self, runs: Sequence[Scheduled], step_ms: float) -> None:
         for run in runs:
             if run.draft is not None and run.draft.num_proposed:
                 self.metrics.add(run.draft, run.accepted)
+        decodes = [run for run in runs if run.sample and (run.num_tokens == 1 or run.draft is not None)]
+        if self.auto is not None and decodes and len(decodes) == len(runs):  # a step with a prefill says nothing of decoding
+            self.auto.observe(self.k, [len(run.accepted) for run in decodes if run.num_drafts], step_ms, len(runs))
 
 
 def _about_to_fork(request: "Request") -> bool:
