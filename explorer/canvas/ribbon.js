@@ -1,6 +1,6 @@
 // A text as ribbons. One ESM file for Panel and for anywidget.
-// Python -> here: data = {id, prompt, cut, dropped, pieces: [[position, text, kind, round, [p, q, u, accept], lost, residual]], counts}, selected, round, empty,
-//   texts; lost = [[text, "rejected" | "unseen", [p, q, u, accept]]]. Here -> Python: action = {seq, kind: "select", position}.
+// Python -> here: data = {id, prompt, cut, dropped, pieces: [[position, text, kind, round, [p, q, u, accept, rule], lost, residual]], counts}, selected, round, empty,
+//   texts; lost = [[text, "rejected" | "unseen", [p, q, u, accept, rule]]]. Here -> Python: action = {seq, kind: "select", position}.
 // Every text is set through textContent: what a model or a user wrote is never markup. Kinds differ by line and sign, not by colour alone.
 
 const CSS = `
@@ -155,17 +155,17 @@ function render({ model, el }) {
     if (next !== at) choose(drawn.pieces[next][0]);
   }
 
-  function numbers([p, q, u, accept]) {
+  function numbers([p, q, u, accept, rule]) {
     const rows = [];
     if (p !== null && p !== undefined) rows.push([texts.p, significant(p)]);
     if (q !== null && q !== undefined) rows.push([texts.q, significant(q)]);
     if (u !== null && u !== undefined) rows.push([texts.u, significant(u)]);
-    if (accept !== null && accept !== undefined) rows.push(q === null ? [texts.own_draw, ""] : [texts.accept, significant(accept)]);
+    if (accept !== null && accept !== undefined) rows.push(rule === "rejection" ? [texts.accept, significant(accept)] : [texts[rule] ?? rule, ""]);
     return rows;
   }
 
-  function bar([, q, u, accept]) {
-    if (q === null || u === null || u === undefined || accept === null || accept === undefined) return [];
+  function bar([, , u, accept, rule]) {
+    if (rule !== "rejection" || u === null || u === undefined || accept === null || accept === undefined) return [];
     const made = make("div", "bar");
     const line = make("i");
     line.style.width = `${100 * accept}%`;

@@ -37,8 +37,8 @@ def visible(text: str) -> str:
 
 
 def ribbon_data(track: Track, step: int) -> dict[str, Any]:
-    """Pieces [position, text, kind, round, [p, q, u, accept], lost, residual], kind "plain" | "accepted" | "corrected" | "bonus";
-    ``lost``: [[text, outcome, [p, q, u, accept]]] of what was proposed and stood, or would have stood, from here on."""
+    """Pieces [position, text, kind, round, [p, q, u, accept, rule], lost, residual], kind "plain" | "accepted" | "corrected" | "bonus";
+    ``lost``: [[text, outcome, [p, q, u, accept, rule]]] of what was proposed and stood, or would have stood, from here on."""
     tokens, rounds = track.until(step)
     place: dict[int, tuple[str, Round, int]] = {}
     for r in rounds:
@@ -60,7 +60,9 @@ def _piece(token: Token, at: tuple[str, Round, int] | None) -> list[Any]:
     if at is None:
         return [token.position, token.text, "plain", -1, [], [], []]
     kind, r, node = at
-    facts = _facts(r, node) if node >= 0 else [none_if_nan(r.verified.own_prob), None, r.verified.own_u, None]
+    facts = (
+        [*_facts(r, node), r.verified.rule] if node >= 0 else [none_if_nan(r.verified.own_prob), None, r.verified.own_u, None, ""]
+    )
     residual = [[t, p] for t, p in zip(r.verified.residual_texts, r.verified.residual_probs)][:3] if node < 0 else []
     return [token.position, token.text, kind, r.position, facts, lost(r) if node < 0 else [], residual]
 
@@ -76,7 +78,7 @@ def lost(r: Round) -> list[list[Any]]:
     out = []
     for i, (node, seen) in enumerate(zip(r.proposed.nodes, r.verified.nodes)):
         if i not in r.verified.path:
-            out.append([node.text, "rejected" if seen.outcome == "rejected" else "unseen", _facts(r, i)])
+            out.append([node.text, "rejected" if seen.outcome == "rejected" else "unseen", [*_facts(r, i), r.verified.rule]])
     return sorted(out, key=lambda each: each[1] != "rejected")
 
 

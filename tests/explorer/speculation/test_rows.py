@@ -52,7 +52,7 @@ def test_what_was_struck_out_stands_before_what_replaced_it(made: Made) -> None:
     assert [(each[0], each[1]) for each in lost] == [
         (first.proposed.nodes[2].text, "rejected"), (first.proposed.nodes[3].text, "unseen"),
     ]  # fmt: skip
-    assert lost[0][2] == [0.25, 0.5, 0.8, 0.5] and facts == [0.6, None, 0.3, None]
+    assert lost[0][2] == [0.25, 0.5, 0.8, 0.5, "rejection"] and facts == [0.6, None, 0.3, None, ""]
     assert residual == [[first.verified.residual_texts[0], 0.6], [first.verified.residual_texts[1], 0.4]]
 
 
