@@ -73,8 +73,9 @@ function render({ model, el }) {
     const x = (depth) => depth * CELL + 2, y = (lane) => TOP + lane * ROW;
     const middle = data.nodes.filter((node) => node[1] < 0).map((node) => node[3]);
     const rootLane = middle.length ? (middle[0] + middle[middle.length - 1]) / 2 : 0;
-    const ownLane = lanes; // below all: nothing else stands there
-    const svg = draw("svg", { width: columns * CELL, height: TOP + (lanes + (data.own.length ? 1 : 0)) * ROW, role: "img", "aria-label": texts.tree });
+    const free = !data.nodes.some((node) => node[1] === last); // a bonus: nothing stands behind the last accepted one
+    const ownLane = !free ? lanes : last < 0 ? rootLane : data.nodes[last][3];
+    const svg = draw("svg", { width: columns * CELL, height: TOP + (lanes + (data.own.length && !free ? 1 : 0)) * ROW, role: "img", "aria-label": texts.tree });
     const at = (i) => (i < 0 ? [x(0) + WIDE, y(rootLane) + HIGH / 2] : [x(data.nodes[i][2]) + WIDE, y(data.nodes[i][3]) + HIGH / 2]);
     for (const [, parent, depth, lane, outcome] of data.nodes) svg.append(edge(...at(parent), x(depth), y(lane) + HIGH / 2, outcome === "accepted" ? "accepted" : ""));
     if (data.own.length) svg.append(edge(...at(last), x(ownDepth), y(ownLane) + HIGH / 2, "own"));

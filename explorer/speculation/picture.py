@@ -15,12 +15,12 @@ LABEL = 60  # characters of the prompt that stand for a request
 
 
 def track_label(track: Track) -> str:
-    """A request in the list; two that begin alike are told apart by their temperature and drafter."""
+    """A request in the list, the same words as long as it is there: they tell those that begin alike apart."""
     text = " ".join(track.prompt_text.split())
     text = text if len(text) <= LABEL else "…" + text[-LABEL:]
-    t = track.temperature
+    t = float(track.asked_temperature)
     how = _("greedy") if t == 0 else _("temperature {t:g}").format(t=t)
-    drafted = method_name(track.rounds[-1].proposed.method) if track.rounds else _("plain")
+    drafted = f"{method_name(track.setting.method)}, K = {track.setting.k}" if track.setting.on else _("plain")
     return f"{track.request_id} · {drafted} · {how} · {text}"
 
 

@@ -146,9 +146,11 @@ class Track:
     prompt_text: str
     sampling: dict[str, Any]
     arrived_step: int
+    setting: Setting = NOTHING  # what the engine speculated with when it came
     tokens: dict[int, Token] = field(default_factory=dict)  # position -> Token
     rounds: list[Round] = field(default_factory=list)  # by step
     timing: Timing = field(default_factory=Timing)
+    asked_temperature: float = 1.0
     changed_sampling: bool = False  # somebody moved a parameter while it ran
     finished_step: int | None = None
     reason: str = ""
@@ -207,8 +209,9 @@ class SpeculationRows:
     # -- one handler a kind ------------------------------------------------------------------------------------------------
 
     def _open(self, **facts: Any) -> Track:
-        track = Track(ordinal=self._ordinal, **facts)
+        track = Track(ordinal=self._ordinal, setting=self.setting, **facts)
         self._ordinal += 1
+        track.asked_temperature = track.temperature
         self.tracks.pop(track.request_id, None)
         self.tracks[track.request_id] = track
         self.changed.add(track.request_id)
