@@ -25,7 +25,7 @@ class BlockPool:
         self.recorder = recorder
         self.index = index if index is not None else PrefixIndex(block_size)
         self.ref_counts = [0] * num_blocks
-        self.generations = [0] * num_blocks  # how often each was given out to be filled anew: what else is kept of it is then void
+        self.generations = [0] * num_blocks  # times each was given out to be filled anew: voids what else is kept of it
         self._free = set(range(num_blocks))  # free and not findable
         self._heap = list(range(num_blocks))  # the same, lowest id first; stale entries are skipped when popped
         self._in_heap = [True] * num_blocks
