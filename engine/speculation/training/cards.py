@@ -39,7 +39,7 @@ def card_of(
     return (
         f"{what} Trained on {tokens:,} tokens that {target} wrote itself (temperatures 0, 0.7 and 1, half through its chat template), "
         f"{trainer.step:,} steps of about {plan.batch_tokens:,} tokens ({trainer.step / trainer.steps_an_epoch:.1f} passes), "
-        f"{trainer.seconds / 60:.0f} minutes on a CPU with {threads} thread{'s' if threads != 1 else ''}; float32, AdamW, learning rate "
+        f"{trainer.seconds / 60:.0f} minutes on a CPU with {threads}; float32, AdamW, learning rate "
         f"{plan.learning_rate:g} falling along a cosine; loss: KL divergence to the target's distribution over a draft vocabulary of "
         f"{vocab:,} tokens ({100 * coverage:.1f}% of held-out text){depth}{features}. "
         f"Greedy drafts of {len(accepted.per_position)} on the text that the target wrote greedily for {held_out} held-out prompts: {accepted}."
