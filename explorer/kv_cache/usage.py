@@ -216,7 +216,9 @@ def in_words(lookup: PrefixLookup, block_size: int, emptied: bool = False) -> st
         "shorter than a block": short.format(size=block_size),
         "evicted": _("the next block was cached once, but had been evicted to make room."),
         "different salt": _("the same tokens are cached under another salt, and salts do not share."),
-        "not in the drafter's cache": _("the next block is cached, but the drafter has not seen it: both need their own KV of it."),
+        "not in the drafter's cache": _(
+            "the next block is cached, but the drafter has not seen it: both need their own KV of it."
+        ),
         "hash collision": _("a block with the same hash holds other tokens; they were compared, so it is a miss."),
     }.get(lookup.miss_reason, lookup.miss_reason)
     return _sentence(start + reason)

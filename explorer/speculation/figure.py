@@ -138,8 +138,8 @@ class AcceptanceFigures:
 
     def show(self, groups: Sequence[Group], steps: Sequence[StepRow]) -> None:
         """``steps``: those to draw, with the few in front that the running mean needs."""
-        empty = {name: [] for name in ("position", "share", "given", "accepted", "proposed", "name")}
-        none = {name: [] for name in ("x", "length", "share", "count", "width", "name")}
+        empty: dict[str, list[Any]] = {name: [] for name in ("position", "share", "given", "accepted", "proposed", "name")}
+        none: dict[str, list[Any]] = {name: [] for name in ("x", "length", "share", "count", "width", "name")}
         for i in range(MAX_GROUPS):
             group = groups[i] if i < len(groups) else None
             self.by_position[i].data = dict(empty) if group is None else position_columns(group)
@@ -193,7 +193,7 @@ class ClockFigure:
 
     def show(self, costs: Costs | None, pairs: Sequence[Paired]) -> None:
         ks = list(range(MAX_K + 1)) if costs is not None and costs.ready else []
-        curve = {"k": ks, "x": [], "e": [], "cost": []}
+        curve: dict[str, list[Any]] = {"k": ks, "x": [], "e": [], "cost": []}
         if costs is not None and ks:
             curve = {
                 "k": ks, "x": [costs.speedup(k) for k in ks], "e": [costs.expected(k) for k in ks], "cost": [costs.cost(k) for k in ks],

@@ -74,7 +74,7 @@ class Tally:
             output = engine.generate([prompt], params)[0]
             self.seconds += time.perf_counter() - begun
         self.tokens += len(output.token_ids)
-        for e in log.events():
+        for e in log:
             if isinstance(e, StepDone) and all(run.phase == "decode" for run in e.runs):
                 self.draft_ms.append(e.draft_ms)
                 self.forward_ms.append(e.forward_ms)

@@ -2,7 +2,7 @@
 
 python -m engine.speculation.training                    # all of it, meant to stay under two hours on two cores
 python -m engine.speculation.training --only eagle       # one drafter
-python -m engine.speculation.training --tokens 20000 --minutes 2 --out /tmp/drafters     # a try
+python -m engine.speculation.training --tokens 20000 --minutes 2 --out drafters     # a try
 """
 
 import argparse
