@@ -43,8 +43,15 @@ def verdict(costs: Costs | None, pairs: Sequence[Paired], live: bool = True) -> 
         return f"<b>{html.escape(_('Does it pay?'))}</b> {html.escape(f'{costs.missing} {press}'.strip())}"
     gain = fits[-1].speedup if fits else costs.today
     how = _("measured on the same requests") if fits else _("derived from steps with drafts and without")
-    head = _gain_words(gain, how)
-    return f"<b>{html.escape(head)}</b> {html.escape(_why(costs))} {html.escape(_advice(costs))}"
+    parts = [_why(costs), _advice(costs)]
+    if fits and (gain - 1) * (costs.today - 1) < 0:  # one says faster, the other slower
+        parts.append(
+            _(
+                "The medians of the steps would give {x:.2f} times: the two runs came one after the other, and the machine was not equally "
+                "busy in both. Run it again when it is quiet."
+            ).format(x=costs.today)
+        )
+    return f"<b>{html.escape(_gain_words(gain, how))}</b> {html.escape(' '.join(parts))}"
 
 
 def _gain_words(gain: float, how: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from explorer.speculation import words
-from explorer.speculation.clock import MAX_K, Costs, costs, paired
-from explorer.speculation.rows import SpeculationRows
+from explorer.speculation.clock import MAX_K, Costs, Paired, costs, paired
+from explorer.speculation.rows import Setting, SpeculationRows
 from tests.explorer.speculation.made import SPEC, Made
 
 
@@ -147,6 +147,13 @@ def test_the_same_request_both_ways_gives_the_measured_speed_up() -> None:
     assert found is not None and pair.fits(found)
     assert "measured on the same requests" in words.verdict(found, [pair])
     assert paired(rows_of(made).tracks.values(), made.step - 3) == []  # it has not ended yet
+
+
+def test_two_runs_on_a_machine_that_was_not_equally_busy_are_said_to_be() -> None:
+    pair = Paired(Setting("eagle", 4), 0.0, 1, 1.0, ms=10.0, plain_ms=8.0, tokens=50)
+    said = words.verdict(some(), [pair])
+    assert "takes 1.25 times the time" in said and "not equally busy" in said
+    assert "not equally busy" not in words.verdict(some(), [replace(pair, plain_ms=16.0)])
 
 
 @pytest.mark.parametrize("change", [{"temperature": 0.5}, {"seed": 4}, {"prompt": "another"}, {"top_p": 0.9}])
