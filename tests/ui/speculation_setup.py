@@ -5,6 +5,7 @@ from typing import Any
 
 from explorer.session import Session
 from explorer.sources import inkernel
+from explorer.speculation import scenes
 from tests.engine.engines import tiny_engine
 
 STEP_S = 0.02  # or a request would have ended before anybody could move a knob
@@ -18,7 +19,8 @@ class SlowWorker(inkernel._Worker):
 
 def _slow() -> Any:
     inkernel._Worker = SlowWorker  # type: ignore[misc]
-    return inkernel.EngineThread(tiny_engine(max_model_len=1024, num_kv_blocks=512, max_num_seqs=8))
+    return inkernel.EngineThread(tiny_engine(max_model_len=256, num_kv_blocks=512, max_num_seqs=8))
 
 
+scenes.CODE = scenes.CODE[-150:]  # the model has a token for each byte, and room for 256
 Session._shared = Session(_slow())
