@@ -1,4 +1,7 @@
-"""Stage 2: the draft vocabulary, and one pass of the target over all text for what its head reads and what the exit sees."""
+"""Stage 2: the draft vocabulary, and what a drafter learns from: what the target's head reads and what the exit sees.
+
+Text comes with its features; those of another exit layer take a pass of the target over all text.
+"""
 
 import time
 from collections import Counter

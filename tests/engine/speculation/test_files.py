@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from engine.model.store import DEFAULT, KNOWN
 from engine.speculation.files import METHODS, read_drafter, shipped_drafter, tensor_shapes, write_drafter
 from tests.engine.engines import tiny_parts
 
@@ -147,3 +149,19 @@ def test_writing_what_is_no_drafter(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot hold"):
         write(path, "eagle", {**tensors, "norm.weight": torch.full((64,), 1e6)})
     assert not path.exists()
+
+
+def test_what_is_shipped() -> None:
+    """A drafter of each kind, for the default model, small enough to ship, its card saying what it reaches."""
+    sizes = {method: shipped_drafter(method).stat().st_size for method in METHODS}
+    assert max(sizes.values()) <= 20_000_000 and sum(sizes.values()) <= 40_000_000
+    vocabularies = []
+    for method in METHODS:
+        with safe_open(shipped_drafter(method), framework="pt") as file:
+            metadata = file.metadata()
+            vocabularies.append(file.get_tensor("vocab").tolist())
+        assert metadata["method"] == method and metadata["target_sha256"] == KNOWN[DEFAULT].sha256
+        assert (
+            "mean accepted" in metadata["card"] and metadata["card"] in (shipped_drafter(method).parent / "CARD.md").read_text()
+        )
+    assert all(vocabulary == vocabularies[0] for vocabulary in vocabularies)
