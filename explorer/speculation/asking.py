@@ -38,6 +38,7 @@ class Asking(pn.viewable.Viewer):
         self.settings = Settings(self._move, self._heat)
         self.said = pane(css=CSS, margin=(10, 0, 0, 0), visible=False)
         self._said: tuple[str, str] = ("", "")
+        self._turned_to: str | None = None  # the request of a scene that the page has turned to
         self.restore = pmui.Button(
             label=_("Restore the knobs"), icon="undo", color="warning", variant="text", margin=(6, 0, 0, 0), visible=False
         )
@@ -78,9 +79,9 @@ class Asking(pn.viewable.Viewer):
         latest = self.store.at(self.store.last_step)
         model = self.store.started.model if self.store.started is not None else {}
         self.settings.show_facts(self.rows.facts, model)
-        before = self.stage.first
         self.stage.advance(self._knobs(latest))
-        if self.stage.first is not None and self.stage.first != before:
+        if self.stage.first is not None and self.stage.first != self._turned_to:
+            self._turned_to = self.stage.first
             self._look_at(self.stage.first)
         if self.stage.said != self._said:
             self._said = kind, text = self.stage.said

@@ -262,6 +262,17 @@ def test_a_scene_sets_the_drafter_runs_both_ways_and_can_be_taken_back(made: Mad
     assert desk.asked("reconfigure")[-1]["speculative"] == SPEC
 
 
+def test_the_page_turns_to_a_scene_whose_knobs_are_there_already(made: Made) -> None:
+    desk = Desk(made)
+    made.knob("speculative", {**SPEC, "method": "ngram", "num_speculative_tokens": 6})
+    view = view_of(made, desk)
+    assert view.asking is not None
+    view.asking._scene_clicked("copy")
+    assert desk.asked("submit") == [scenes.CODE] and desk.asked("reconfigure") == []
+    view.update()
+    assert view.clock.request_id == "new-1"
+
+
 def test_the_same_again_asks_for_what_was_asked_and_puts_the_knobs_back(made: Made) -> None:
     desk = Desk(made)
     view = view_of(made, desk)
