@@ -1,23 +1,34 @@
 """A run of the tests that has told its result must also end: what holds it up is shown, and the run ends as the tests went.
 
 After the summary the interpreter still joins threads, calls what was registered with ``atexit``, and takes objects apart. If that
-takes longer than PATIENCE_S, all threads' stacks are printed and the process ends with the exit status that the tests earned. Once
-the interpreter itself is being taken apart no Python runs any more: then ``faulthandler`` does the same, with exit status 1, and
-therefore later: on a machine with ten times its work that part alone can take a minute.
+takes longer than PATIENCE_S, all threads' stacks are printed and the process ends with the exit status that the tests earned. What
+comes last, taking the interpreter itself apart with torch and all its threads in it, is left to the system: the process just ends.
 """
 
+import atexit
 import faulthandler
 import os
+import sys
 import threading
 import time
 
 import pytest
 
-PATIENCE_S = float(os.environ.get("CUTAWAY_TEST_PATIENCE_S", "60"))
+PATIENCE_S = float(os.environ.get("TEST_PATIENCE_S", "60"))
 WORKERS_PATIENCE_S = 5.0  # of one of several processes (pytest-xdist), which is killed 10 s after it was asked to end
-LATER = 5  # times as much patience has faulthandler
 
 _earned: dict[str, int] = {}
+
+
+def _end() -> None:
+    """After all other handlers, since it was registered before them: nothing of Python's is left to do."""
+    if "status" in _earned and not _earned.get("worker"):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_earned["status"])
+
+
+atexit.register(_end)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
@@ -29,11 +40,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if "status" not in _earned:
         return  # no test was meant to run: --version, --help
     stderr = os.dup(2)  # the real one: pytest has put it back by now, and at the end Python's objects for it are gone
-    if hasattr(config, "workerinput"):  # it is not at its end yet: it waits for the others
+    _earned["worker"] = hasattr(config, "workerinput")
+    if _earned["worker"]:  # it is not at its end yet: it waits for the others
         watch, patience = _watch_a_worker, min(PATIENCE_S, WORKERS_PATIENCE_S)
     else:
         watch, patience = _watch, PATIENCE_S
-        faulthandler.dump_traceback_later(LATER * patience, exit=True, file=stderr)
     threading.Thread(target=watch, args=(stderr, patience, _earned["status"]), name="end of the tests", daemon=True).start()
 
 

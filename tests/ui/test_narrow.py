@@ -8,6 +8,7 @@ from playwright.sync_api import Page
 
 from engine.events.state import State
 from explorer.base import Clock
+from explorer.canvas.base import parts
 from explorer.canvas.transport import Transport
 from explorer.kv_cache.arithmetic import card_html
 from explorer.run.answers import status_text
@@ -34,7 +35,7 @@ STICKS_OUT = """(frames, parts) => [...document.querySelectorAll(frames)].flatMa
 
 def draw(page: Page, canvas: str, width: int, values: dict[str, Any], message: dict[str, Any]) -> None:
     page.set_content("<!doctype html><body style='margin:0'></body>")
-    page.evaluate(DRAW, [(EXPLORER / "canvas" / f"{canvas}.js").read_text(encoding="utf-8"), values, width, message])
+    page.evaluate(DRAW, [parts(f"{canvas}.js"), values, width, message])
 
 
 @pytest.mark.parametrize("width", [340, 366, 640, 668])

@@ -110,7 +110,13 @@ def test_everything_can_be_taken_out(page: Page, app: str, tmp_path: Path) -> No
     width, height = struct.unpack(">II", picture[16:24])
     page.get_by_role("button", name="Download").click()
     page.get_by_role("menuitem", name="One card as a picture").click()
-    page.wait_for_timeout(500)
+    outline = page.locator("body > div[style*='z-index: 9999']")
+    for _ in range(60):  # the page may take a while to begin to choose
+        page.mouse.move(5, 5)
+        page.get_by_text("Requests over steps").first.hover()
+        if outline.count() and outline.is_visible():
+            break
+        page.wait_for_timeout(500)
     with page.expect_download() as info:
         page.get_by_text("Requests over steps").first.click()
     info.value.save_as(tmp_path / "card.png")
