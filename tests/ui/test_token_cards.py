@@ -17,6 +17,10 @@ def test_tokens_are_told_again(page: Page) -> None:
     cards = TokenCards(select=lambda *_: None, stop=lambda _id: None)
     serve_component(page, cards)
     expect(page.locator(".empty")).to_be_visible(timeout=60_000)
+    for _ in range(600):  # its answer is on the way
+        if cards.ready:
+            break
+        page.wait_for_timeout(100)
     card = {"id": "r#1", "label": "r#1", "who": "you", "mine": True, "colour": "#0072b2", "prompt": "a prompt", "before": ""}
     cards.ops([["request", card], ["tokens", "r#1", chips(3, ["a", "b", "c"])], ["step", 2]])
     shown = page.locator("article .chip")
