@@ -1,5 +1,8 @@
 """Cards of token chips on their own: a request whose tokens become others, as a beam's do."""
 
+from collections.abc import Iterator
+
+import panel as pn
 import pytest
 from panel.tests.util import serve_component
 from playwright.sync_api import Page, expect
@@ -13,6 +16,14 @@ def chips(first: int, texts: list[str]) -> list[list[object]]:
     return [[i, text, -0.5, first + i, 1 + i, 3.0, 1] for i, text in enumerate(texts)]
 
 
+@pytest.fixture
+def _served() -> Iterator[None]:
+    """The server runs in a thread of this process, which would never end by itself."""
+    yield
+    pn.state.kill_all_servers()
+
+
+@pytest.mark.usefixtures("_served")
 def test_tokens_are_told_again(page: Page) -> None:
     cards = TokenCards(select=lambda *_: None, stop=lambda _id: None)
     serve_component(page, cards)
