@@ -13,7 +13,6 @@ from engine.events.types import Candidate, LogitsRecorded, RequestFinished, Requ
 from engine.output import TextStream
 from engine.reporting import record_added
 from engine.request import CompletionOutput, Request, RequestOutput, TokenLogprob
-from engine.sampling.processors import TokenCounts
 from engine.sampling.sampler import Sampled, Sampler, SampleRow
 from engine.scheduler import Schedule
 from engine.speculation.telling import record_verdict
@@ -142,7 +141,7 @@ class Committer:
         for i, row in drafts:
             draft = schedule.runs[i].draft
             assert draft is not None
-            asked.append(Asked(draft, _sample_row(schedule.runs[i].request), row, acceptance))
+            asked.append(Asked(draft, SampleRow.next_of(schedule.runs[i].request), row, acceptance))
         recorder = self.engine.recorder
         return verify(asked, logits, self.sampler, recorder.tokens_top if recorder.on else None)
 
@@ -185,7 +184,7 @@ class Committer:
         return child
 
     def _sample(self, requests: list[Request], logits: Any) -> list[Sampled]:
-        rows = [_sample_row(request) for request in requests]
+        rows = [SampleRow.next_of(request) for request in requests]
         recorder = self.engine.recorder
         return self.sampler.sample(logits, rows, recorder.tokens_top if recorder.on else None)
 
@@ -306,13 +305,3 @@ class Committer:
 
 def _num_rows(logits: Any) -> int:
     return 0 if logits is None else int(logits.shape[0])
-
-
-def _sample_row(request: Request) -> SampleRow:
-    row = SampleRow(request.params, request.seed, request.draw_index, request.num_tokens)
-    if request.params.penalised:
-        row.prompt_token_ids, row.output_token_ids = request.prompt_token_ids, request.output_token_ids
-        if request.token_counts is None:
-            request.token_counts = TokenCounts(row.prompt_token_ids)
-        row.counts = request.token_counts
-    return row

@@ -33,6 +33,17 @@ class SampleRow:
     output_token_ids: Sequence[int] = ()
     counts: TokenCounts | None = None
 
+    @classmethod
+    def next_of(cls, request: Any) -> "SampleRow":
+        """What the next token of a request (``engine.request.Request``) is sampled with."""
+        row = cls(request.params, request.seed, request.draw_index, request.num_tokens)
+        if request.params.penalised:
+            row.prompt_token_ids, row.output_token_ids = request.prompt_token_ids, request.output_token_ids
+            if request.token_counts is None:
+                request.token_counts = TokenCounts(row.prompt_token_ids)
+            row.counts = request.token_counts
+        return row
+
     def after(self, tokens: Sequence[int]) -> "SampleRow":
         """The row that follows when these tokens come first; this one stays as it is."""
         row = SampleRow(self.params, self.seed, self.sample_index, self.position + len(tokens))

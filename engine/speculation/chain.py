@@ -73,15 +73,6 @@ def _likeliest(ids: Sequence[int], probs: Sequence[float], count: int, listed: i
     return Drawn([token for token, _ in kept[:count]], [prob for _, prob in kept[:count]], kept[:listed])
 
 
-def sample_row(request: Any) -> SampleRow:
-    """What the target samples the request's next token with."""
-    row = SampleRow(request.params, request.seed, request.draw_index, request.num_tokens)
-    if request.params.penalised:
-        row.prompt_token_ids, row.output_token_ids = request.prompt_token_ids, request.output_token_ids
-        row.counts = request.token_counts
-    return row
-
-
 @dataclass(slots=True)
 class Drafting:
     """One request while it is drafted for."""
@@ -99,7 +90,7 @@ class Drafting:
 
     @classmethod
     def of(cls, wanted: Wanted, block_size: int) -> "Drafting":
-        return cls(wanted.request, wanted.count, request_slots(wanted.request, block_size), sample_row(wanted.request))
+        return cls(wanted.request, wanted.count, request_slots(wanted.request, block_size), SampleRow.next_of(wanted.request))
 
     @property
     def last(self) -> int:

@@ -13,12 +13,12 @@ from engine.speculation.config import AUTO, SpeculativeConfig
 from engine.speculation.head import Target
 from engine.speculation.telling import record_draft
 
-_MOST = 8  # the largest K that "auto" chooses
-
 if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.request import Request
     from engine.scheduler import Schedule
+
+_MOST = 8  # the largest K that "auto" chooses
 
 
 class SpecDecodeMetrics:
