@@ -35,7 +35,7 @@ from engine.model.few_rows import MIN_CONTEXT, Function, RowShape
 
 _log = logging.getLogger(__name__)
 
-ROWS = (1, 5, 8)  # that there is a function for; 5: the last token and the default K = 4 drafted ones
+ROWS = (1, 5, 8, 2, 3)  # that there is a function for, the most wanted first; 5: the last token and K = 4 drafted ones
 _MIN_BYTES = 16 << 20  # of weights: below, nobody waits for them
 _MEMORY_SHARE = 0.25  # of the free memory, what the second form of the weights may take
 _TOLERANCE = 2e-3
@@ -83,17 +83,14 @@ class CompiledLayer:
                 self._give_up(f"the compiler could not be started: {error}")
 
     def function(self, rows: int) -> tuple[int, Function] | None:
-        """The smallest function for ``rows`` rows or more, and for how many it is; None: not there (yet).
+        """The smallest function there is (by now) for ``rows`` rows or more, and for how many it is; None: there is none.
 
         It takes the inputs of ``few_rows.layer`` as a list. Only the first output counts. A single row is not filled up.
         """
         if self._compiler is not None:
             self._look(self._compiler)
-        for size in ROWS:
-            if rows == size or 1 < rows < size:
-                function = self._functions.get(size)
-                return None if function is None else (size, function)
-        return None
+        size = min((size for size in self._functions if rows == size or 1 < rows < size), default=None)
+        return None if size is None else (size, self._functions[size])
 
     def wait(self, timeout: float) -> bool:
         """Wait for the compiler; whether all functions are there."""

@@ -6,6 +6,7 @@ temperature 0, else one drawn (``engine.speculation.draw``) from the drafter's o
 Shapes: B requests that are still drafting, E hidden_size, V vocabulary, Vd draft vocabulary.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,7 @@ class Drafting:
     count: int  # tokens wanted
     slots: "np.ndarray[Any, np.dtype[np.int64]]"  # of its positions, the reserved ones too
     row: SampleRow  # for the next token
+    confidence: float = 0.0  # of the draft: below, it ends
     first: int = 0  # the first position whose entries the drafter sees
     token_ids: list[int] = field(default_factory=list)
     probs: list[float] = field(default_factory=list)
@@ -89,8 +91,9 @@ class Drafting:
     failure: str = ""
 
     @classmethod
-    def of(cls, wanted: Wanted, block_size: int) -> "Drafting":
-        return cls(wanted.request, wanted.count, request_slots(wanted.request, block_size), SampleRow.next_of(wanted.request))
+    def of(cls, wanted: Wanted, block_size: int, confidence: float = 0.0) -> "Drafting":
+        slots = request_slots(wanted.request, block_size)
+        return cls(wanted.request, wanted.count, slots, SampleRow.next_of(wanted.request), confidence)
 
     @property
     def last(self) -> int:
@@ -107,7 +110,7 @@ class Drafting:
         self.tops.append(picked.tops)
         if picked.q is not None:
             self.q.append(picked.q)
-        if len(self.token_ids) >= self.count:
+        if len(self.token_ids) >= self.count or math.prod(self.probs) < self.confidence:
             return False
         self.row = self.row.after(picked.token_ids)
         return True
@@ -127,6 +130,7 @@ class ChainDrafter(Drafter):
         self.target = target
         self.head = head
         self.picker = Picker(head, target, config)
+        self.confidence = config.draft_confidence or 0.0
 
     @abstractmethod
     def _first(self, drafting: Sequence[Drafting]) -> torch.Tensor:
@@ -143,7 +147,7 @@ class ChainDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
         size = self.target.pool.block_size
-        all_ = {i: Drafting.of(one, size) for i, one in enumerate(wanted) if self._ready(one)}
+        all_ = {i: Drafting.of(one, size, self.confidence) for i, one in enumerate(wanted) if self._ready(one)}
         live = list(all_.values())
         features = self._first(live) if live else None
         while features is not None:

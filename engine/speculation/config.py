@@ -5,13 +5,14 @@ from typing import Any
 
 from engine.strict import strict
 
-METHODS = ("draft_model", "ngram", "lookahead", "layer_skip", "medusa", "eagle")
+METHODS = ("draft_model", "ngram", "lookahead", "rest", "layer_skip", "medusa", "eagle")
 ACCEPTANCES = ("rejection", "coupled", "typical")
 MAX_SPECULATIVE_TOKENS = 16
 AUTO = "auto"
 _SAMPLES = ("draft_model", "layer_skip", "eagle")  # can draw from a distribution of their own
 _TREES = ("medusa", "eagle")
-_TRAINED = ("draft_model", "layer_skip", "medusa", "eagle")
+_TRAINED = ("draft_model", "rest", "layer_skip", "medusa", "eagle")
+_CONFIDENT = ("draft_model", "rest", "layer_skip", "eagle")  # draft token after token, and can stop
 _MAX_TREE = 64  # nodes
 
 
@@ -22,7 +23,7 @@ class SpeculativeConfig:
 
     ``acceptance`` of sampled drafts: "rejection" (Leviathan et al., arXiv 2211.17192, and Chen et al., arXiv 2302.01318) or
     "coupled" (draft and target are drawn with the same number, accepted when equal: the text is that of plain decoding). What
-    is not sampled (n-gram, Lookahead, Medusa, any drafter at temperature 0) is accepted when the target's own draw equals it,
+    is not sampled (n-gram, Lookahead, REST, Medusa, any drafter at temperature 0) is accepted when the target's own draw equals it,
     whatever this says. "typical" (Medusa only; Cai et al., arXiv 2401.10774, section 3.3.1) is not lossless.
     """
 
@@ -32,6 +33,8 @@ class SpeculativeConfig:
     model: str | None = None  # draft model, heads, layer or exit: a path; None: what ships for the default model
     acceptance: str = "rejection"
     tree: tuple[int, ...] | None = None  # children of a node at each depth, of the best nodes only; None: a chain
+    prompt_lookup: bool = False  # not n-gram: look the request's own text up first, and draft where nothing is found
+    draft_confidence: float | None = None  # stop behind the token that makes the product of the draft's probabilities fall below
     prompt_lookup_max: int = 4  # n-gram: longest match looked for
     prompt_lookup_min: int = 2  # and the shortest
     lookahead_window: int = 8  # Lookahead: columns of the Jacobi window
@@ -63,6 +66,14 @@ class SpeculativeConfig:
             check(self.method in _TREES, "tree", f"None for {self.method} (a tree is for {_TREES})")
             fits = 0 < len(self.tree) <= MAX_SPECULATIVE_TOKENS and all(_integer(n, 1, 16) for n in self.tree)
             check(fits and sum(self.tree) <= _MAX_TREE, "tree", f"integers in [1, 16], at most {_MAX_TREE} together")
+        check(isinstance(self.prompt_lookup, bool), "prompt_lookup", "a bool")
+        fits = self.method in _TRAINED and self.tree is None
+        check(not self.prompt_lookup or fits, "prompt_lookup", f"False but for chains of {_TRAINED}")
+        check(
+            self.draft_confidence is None or (self.method in _CONFIDENT and self.tree is None and 0 <= self.draft_confidence <= 1),
+            "draft_confidence",
+            f"None, or for chains of {_CONFIDENT} in [0, 1]",
+        )
         for name, low, high in (
             ("prompt_lookup_max", 1, 16),
             ("prompt_lookup_min", 1, 16),

@@ -20,6 +20,8 @@ from engine.model.config import ModelConfig
 
 FORMAT, VERSION = "cutaway-drafter", "1"
 METHODS = ("draft_model", "layer_skip", "medusa", "eagle")
+REST = "rest"  # a datastore, see ``datastore``
+SHIPPED = (*METHODS, REST)
 MAX_LAYERS, MAX_HEADS = 64, 16  # more than any drafter has; a larger number is a damaged or hostile file
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -48,8 +50,8 @@ def write_atomically(path: Path, tensors: dict[str, torch.Tensor], metadata: dic
 
 def shipped_drafter(method: str) -> Path:
     """Where the drafter that we trained for the default model lies. ValueError for a method that has none."""
-    if method not in METHODS:
-        raise ValueError(f"a drafter file is for one of {METHODS}, got {method!r}")
+    if method not in SHIPPED:
+        raise ValueError(f"a drafter file is for one of {SHIPPED}, got {method!r}")
     return Path(__file__).parent / "drafters" / f"{method}.safetensors"
 
 
@@ -119,7 +121,7 @@ def read_drafter(path: str | Path, method: str, config: ModelConfig, target_sha2
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            _check_metadata(path, metadata, method, config, target_sha256)
+            check_metadata(path, metadata, method, config, target_sha256)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: not a whole safetensors file: {error}") from error
@@ -129,7 +131,7 @@ def read_drafter(path: str | Path, method: str, config: ModelConfig, target_sha2
 def _check(
     path: Path, metadata: Mapping[str, str], tensors: dict[str, torch.Tensor], method: str, config: ModelConfig, sha256: str
 ) -> DrafterFile:
-    _check_metadata(path, metadata, method, config, sha256)
+    check_metadata(path, metadata, method, config, sha256)
     layers = heads = exit_layer = None
     if method == "draft_model":
         layers = _integer(path, metadata, "num_layers", MAX_LAYERS)
@@ -154,9 +156,10 @@ def _check(
     return DrafterFile(path, method, vocab, own, exit_layer, layers, heads, target, card)
 
 
-def _check_metadata(path: Path, metadata: Mapping[str, str], method: str, config: ModelConfig, sha256: str) -> None:
-    if method not in METHODS:
-        raise ValueError(f"a drafter file is for one of {METHODS}, got {method!r}")
+def check_metadata(path: Path, metadata: Mapping[str, str], method: str, config: ModelConfig, sha256: str) -> None:
+    """ValueError unless this is a file of ours, for this method and target."""
+    if method not in SHIPPED:
+        raise ValueError(f"a drafter file is for one of {SHIPPED}, got {method!r}")
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path}: not a drafter file: its metadata says format {metadata.get('format')!r}, expected {FORMAT!r}")
     if metadata.get("version") != VERSION:

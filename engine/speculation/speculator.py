@@ -11,6 +11,7 @@ from engine.speculation.auto import AutoK
 from engine.speculation.base import Computed, Draft, Drafter, Wanted
 from engine.speculation.config import AUTO, SpeculativeConfig
 from engine.speculation.head import Target
+from engine.speculation.lookup_first import LookupFirst
 from engine.speculation.telling import record_draft
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ _DRAFTERS = {  # imported when first used: most engines speculate with none or o
     "ngram": "engine.speculation.ngram:NgramDrafter",
     "lookahead": "engine.speculation.lookahead:LookaheadDrafter",
     "layer_skip": "engine.speculation.layer_skip:LayerSkipDrafter",
+    "rest": "engine.speculation.rest:RestDrafter",
     "medusa": "engine.speculation.medusa:MedusaDrafter",
     "eagle": "engine.speculation.eagle:EagleDrafter",
 }
@@ -163,4 +165,4 @@ def create_drafter(config: SpeculativeConfig, engine: "Engine") -> Drafter:
     module, _, name = _DRAFTERS[config.method].partition(":")
     made = getattr(import_module(module), name)
     drafter: Drafter = made(config) if config.method in _WITHOUT_MODEL else made(config, Target.of(engine))
-    return drafter
+    return LookupFirst(config, drafter) if config.prompt_lookup else drafter

@@ -5,6 +5,16 @@ const FRAMES = (SHARED.frames ??= new Map()); // widget -> {version, kept: [[ope
 const KEPT = 300;
 const EVERY_MS = 30; // between two values of one control
 const SEEN_MS = 5000;
+// Notebook 7 looks for its shortcuts before what has the focus hears a key (JupyterLab does after it): an arrow on a slider would
+// move between cells, a 0 on the block map ask for a restart. The attribute keeps from it the keys that views and sliders know.
+const KEYS = /^(Arrow.*|Page.*|Home|End|Enter|Escape|[ 0=+-])$/;
+if (!SHARED.keys) {
+  SHARED.keys = true;
+  window.addEventListener("keydown", (event) => {
+    const modified = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key.length > 1);
+    if (event.target.closest?.(".ctm-desk")) event.target.toggleAttribute("data-lm-suppress-shortcuts", KEYS.test(event.key) && !modified);
+  }, true);
+}
 
 function initialize({ model }) {
   const key = model.get("_key");
@@ -51,10 +61,15 @@ async function render({ model, el }) {
   const me = crypto.randomUUID?.() ?? `page-${Math.random()}`;
   const texts = model.get("_texts"), loaderId = model.get("_bokeh").replace("IPY_MODEL_", "");
   const loader = model.widget_manager.get_model(loaderId);
-  let alive = true, asked = false, seen = 0, drawn = null, version = 0;
+  let alive = true, asked = false, seen = -SEEN_MS, saying = 0, drawn = null, version = 0;
   const tell = (content) => { if (alive) model.send({ ...content, page: me }); };
   const act = slower((action) => tell({ kind: "act", action }));
   const open = () => { asked = true; tell({ kind: "open", version: drawn ? version : -1 }); };
+  const say = () => {
+    saying = 0;
+    seen = performance.now();
+    tell({ kind: "seen", version });
+  };
   const draw = (spec, at) => {
     drawn?.destroy();
     version = at;
@@ -71,10 +86,7 @@ async function render({ model, el }) {
         version = message.to;
         drawn.apply(message.ops, buffers);
       } else if (message.from > version && !asked) open(); // some were missed: ask for everything
-      if (performance.now() - seen > SEEN_MS) {
-        seen = performance.now();
-        tell({ kind: "seen", version });
-      }
+      saying ||= setTimeout(say, Math.max(0, seen + SEEN_MS - performance.now())); // seldom, but of the last one too
     } else if (message.kind === "error" && (message.page === me || message.page === null)) drawn.fail(message.text);
   };
 
@@ -111,6 +123,7 @@ async function render({ model, el }) {
   };
   status?.connect(statusChanged);
   return () => {
+    clearTimeout(saying);
     tell({ kind: "close" });
     bokeh?.off("comm_live_update", lost);
     status?.disconnect(statusChanged);

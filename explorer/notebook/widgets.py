@@ -80,6 +80,7 @@ class Desk(w.VBox):
         self._transport = TransportBar(self.clock, self.source.store)
         self.step_slider, self.live_button = self._transport.slider, self._transport.live
         super().__init__()
+        self.add_class("ctm-desk")  # frame.js keeps keys for it
         with LOCK:
             knobs = dict.fromkeys(name for slug in slugs for name in _live_knobs(PAGES[slug])) if session is not None else {}
             self.knobs = Knobs(list(knobs), self._move_knob)

@@ -4,8 +4,8 @@
 
 Batch 1, bf16, prefix cache off, prefill included. Sets: ``greedy`` the shared prompts, EOS ignored; ``chat`` the same through the chat
 template at temperature 1, EOS respected (greedy loops flatter n-gram); ``copy`` passages that the text goes on to repeat. Every
-prompt is run with every drafter before the next one comes, so that what else the machine does hits all alike. ``auto`` is the
-n-gram drafter, the Medusa heads and the EAGLE layer with K chosen by the engine. A rate counts the tokens that were produced; accepted is the mean
+prompt is run with every drafter before the next one comes, so that what else the machine does hits all alike. ``auto``: K is chosen
+by the engine. ``lookup``: a draft is made from the request's own text where that has something to offer. A rate counts the tokens that were produced; accepted is the mean
 number of drafted tokens kept a draft, and by position.
 """
 
@@ -30,6 +30,9 @@ def drafters(k: int) -> dict[str, SpeculativeConfig | None]:
     return {
         PLAIN: None,
         "ngram": of("ngram"),
+        "ngram, K = 7": of("ngram", num_speculative_tokens=7),
+        "rest": of("rest", num_speculative_tokens=7),
+        "lookup, rest": of("rest", num_speculative_tokens=7, prompt_lookup=True),
         "lookahead": of("lookahead"),
         "layer_skip": of("layer_skip"),
         "layer_skip, untrained": of("layer_skip", trained_exit=False),
@@ -38,8 +41,11 @@ def drafters(k: int) -> dict[str, SpeculativeConfig | None]:
         "medusa, tree": of("medusa", tree=(4, 3, 2, 1)),
         "eagle": of("eagle"),
         "eagle, tree": of("eagle", tree=(4, 3, 2, 1)),
+        "lookup, eagle": of("eagle", prompt_lookup=True, draft_confidence=0.5),
+        "lookup, medusa": of("medusa", prompt_lookup=True),
         "eagle, coupled": of("eagle", acceptance="coupled"),
         "ngram, auto": of("ngram", num_speculative_tokens="auto"),
+        "lookup, rest, auto": of("rest", num_speculative_tokens="auto", prompt_lookup=True),
         "medusa, auto": of("medusa", num_speculative_tokens="auto"),
         "eagle, auto": of("eagle", num_speculative_tokens="auto"),
     }

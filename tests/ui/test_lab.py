@@ -2,72 +2,28 @@
 
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.ui.conftest import WAIT_MS
-from tests.ui.lab import Lab, Notebook
+from tests.ui.lab import Notebook, notebook_in
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow]
 
-SETUP = """
-from explorer import Explorer, KVCacheView, RunView
-from engine import SamplingParams
-from tests.engine.engines import tiny_engine
-engine = tiny_engine(max_num_seqs=4)
-many = SamplingParams(max_tokens=100, ignore_eos=True)
-"""
 BLOCKS = "Array.from(document.querySelector('[data-kind=canvas]') ? [...document.querySelectorAll('[data-kind=canvas]')].map(h => h.shadowRoot.querySelector('canvas.map')).filter(Boolean)[0].cutaway.codes : [])"
-# What JupyterLab itself writes to the console.
-LABS_OWN = ("/api/workspaces", "/lab/api/", "jupyterlab", "favicon", "/api/me", "translations")
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    server = Lab(tmp_path_factory.mktemp("lab"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def wrong() -> list[str]:
-    """What the browser did that it must not do."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def notebook(lab: Lab, browser: Any, wrong: list[str]) -> Iterator[Notebook]:
-    """One notebook for all tests: kernels take long to start. The screen is high, so that all cells are drawn."""
-    context = browser.new_context(viewport={"width": 1300, "height": 7000})
-    context.set_default_timeout(WAIT_MS)
-    expect.set_options(timeout=WAIT_MS)
-
-    def requested(request: Any) -> None:
-        parts = urlsplit(request.url)
-        if parts.scheme not in ("data", "blob", "about") and parts.hostname not in ("127.0.0.1", "localhost"):
-            wrong.append(f"asked another host: {request.url}")
-
-    def said(message: Any) -> None:
-        where = message.location.get("url", "") if message.location else ""
-        if message.type == "error" and not any(own in message.text + where for own in LABS_OWN):
-            wrong.append(f"console: {message.text} ({where})")
-
-    context.on("request", requested)
-    context.on("console", said)
-    context.on("weberror", lambda error: wrong.append(f"script: {error.error}"))
-    book = Notebook(lab, context.new_page(), "views.ipynb")
-    book.run(SETUP)
-    yield book
-    context.close()
+def notebook(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Notebook]:
+    """One notebook for all tests: kernels take long to start."""
+    with notebook_in("lab", tmp_path_factory.mktemp("lab"), browser) as book:
+        yield book
 
 
 @pytest.fixture(autouse=True)
-def nothing_wrong(wrong: list[str]) -> Iterator[None]:
+def nothing_wrong(notebook: Notebook) -> Iterator[None]:
     yield
-    found, wrong[:] = list(wrong), []
-    assert not found, "\n".join(found)
+    notebook.nothing_wrong()
 
 
 def test_a_view_shows_and_follows_a_run_whose_cell_returns(notebook: Notebook) -> None:
@@ -109,6 +65,18 @@ def test_the_step_slider_moves_the_figures(notebook: Notebook) -> None:
     expect(view).to_contain_text("Step 3 ·")
     notebook.run("kv.live = True")
     expect(view).to_contain_text(f"Step {last} ·")
+
+
+def test_a_view_that_stood_still_for_long_follows_again(notebook: Notebook) -> None:
+    view = notebook.page.locator(".ctm-root").first
+    notebook.run("import explorer.notebook.frame as frame\nusual, frame.UNSEEN_S = frame.UNSEEN_S, 8")
+    for step in (4, 5):  # two changes at once, and then none until a page that has gone would be forgotten
+        notebook.run(f"kv.step = {step}")
+        expect(view).to_contain_text(f"Step {step} ·")
+    notebook.page.wait_for_timeout(10_000)
+    notebook.run("kv.step = 6")
+    expect(view).to_contain_text("Step 6 ·")
+    notebook.run("frame.UNSEEN_S = usual; kv.live = True")
 
 
 def test_jslink_moves_a_view_from_another_slider(notebook: Notebook) -> None:
@@ -180,9 +148,9 @@ def test_a_closed_engine_is_said(notebook: Notebook) -> None:
     expect(cell).to_contain_text("the engine was closed: make a new one")
 
 
-def test_a_restarted_kernel_is_said(notebook: Notebook, wrong: list[str]) -> None:
+def test_a_restarted_kernel_is_said(notebook: Notebook) -> None:
     notebook.restart_kernel()
     for view in (notebook.page.locator(".ctm-root").first, notebook.page.locator(".ctm-root").nth(1)):
         expect(view.locator(".ctm-ended")).to_contain_text("The kernel was restarted: run the cell again.")
         expect(view.locator("h2").first).to_be_visible()  # what it showed last is still there
-    wrong[:] = [what for what in wrong if "WebSocket" not in what]
+    notebook.wrong = [what for what in notebook.wrong if "WebSocket" not in what]

@@ -14,7 +14,7 @@ import torch
 
 from engine.model.checkpoint import Checkpoint, load_checkpoint
 from engine.model.store import DEFAULT, cache_directory, resolve_model
-from engine.speculation.files import shipped_drafter
+from engine.speculation.files import REST, shipped_drafter
 from engine.speculation.training.cards import write_summary
 from engine.speculation.training.features import compute_features
 from engine.speculation.training.generate import SHARD, generate
@@ -23,6 +23,7 @@ from engine.speculation.training.stages import Workshop
 from engine.speculation.training.train import PLANS
 
 _VOCAB = 12288
+KINDS = (REST, *METHODS)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--tokens", type=int, default=400_000, help="of training text, prompts included (default: %(default)s)")
     own.add_argument("--vocab", type=int, help=f"size of the draft vocabulary (default: {_VOCAB}, or all)")
     own.add_argument("--exit-layer", type=int, help="layers before the exit of layer skipping (default: a third of them)")
-    own.add_argument("--only", choices=METHODS, nargs="+", default=list(METHODS), help="train these (default: all)")
+    own.add_argument("--only", choices=KINDS, nargs="+", default=list(KINDS), help="train these (default: all)")
     own.add_argument("--stage", choices=("all", "text", "features", "train", "report"), default="all", help="do only this")
     own.add_argument("--epochs", type=int, help="passes over the text (default: one number for each drafter)")
     own.add_argument("--minutes", type=float, help="of training at most, for each drafter")
@@ -106,7 +107,12 @@ def train_and_report(options: argparse.Namespace, checkpoint: Checkpoint, shop: 
     print(f"draft vocabulary: {len(shop.ends.vocab):,} tokens, {100 * shop.coverage:.2f}% of held-out text", flush=True)
     for method in options.only:
         path = options.out / f"{method}.safetensors"
-        if "train" in stages:
+        if method == REST:
+            if "train" in stages:
+                shop.write_datastore(path, options.model)
+            elif path.exists():
+                print(f"{method}: {shop.datastore_accepted(path)}", flush=True)
+        elif "train" in stages:
             plan = PLANS[method] if options.epochs is None else replace(PLANS[method], epochs=options.epochs)
             trained = shop.train(method, plan, options.minutes)
             shop.write(trained, path, options.model)

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from engine.model.config import ModelConfig
-from engine.speculation.files import METHODS, read_drafter
+from engine.speculation.datastore import read_datastore
+from engine.speculation.files import METHODS, REST, read_drafter
 from engine.speculation.training.evaluate import Acceptance
 from engine.speculation.training.modules import Drafter
 from engine.speculation.training.train import Trainer
@@ -22,6 +23,7 @@ def card_of(
     drafter: Drafter,
     trainer: Trainer,
     accepted: Acceptance,
+    looked_up: Acceptance,
     *,
     tokens: int,
     vocab: int,
@@ -42,7 +44,21 @@ def card_of(
         f"{trainer.seconds / 60:.0f} minutes on a CPU with {threads}; float32, AdamW, learning rate "
         f"{plan.learning_rate:g} falling along a cosine; loss: KL divergence to the target's distribution over a draft vocabulary of "
         f"{vocab:,} tokens ({100 * coverage:.1f}% of held-out text){depth}{features}. "
-        f"Greedy drafts of {len(accepted.per_position)} on the text that the target wrote greedily for {held_out} held-out prompts: {accepted}."
+        f"{reached(accepted, looked_up, held_out)}"
+    )
+
+
+def reached(accepted: Acceptance, looked_up: Acceptance, held_out: int) -> str:
+    return (
+        f"Greedy drafts of {len(accepted.per_position)} on the text that the target wrote greedily for {held_out} held-out prompts: "
+        f"{accepted}; where the text so far is looked up first (prompt_lookup), {looked_up.mean_accepted:.2f}."
+    )
+
+
+def datastore_card(accepted: Acceptance, looked_up: Acceptance, *, tokens: int, held_out: int, target: str) -> str:
+    return (
+        f"Datastore: {tokens:,} tokens that {target} wrote itself (temperatures 0, 0.7 and 1, half through its chat template), "
+        f"prompts included. {reached(accepted, looked_up, held_out)}"
     )
 
 
@@ -60,4 +76,8 @@ def write_summary(directory: Path, config: ModelConfig, sha256: str) -> None:
         if path.exists():
             file = read_drafter(path, method, config, sha256)
             lines += [f"## {path.name}", "", f"{path.stat().st_size / 1e6:.1f} MB, for {file.target}. {file.card}", ""]
+    path = directory / f"{REST}.safetensors"
+    if path.exists():
+        card = read_datastore(path, config, sha256).card
+        lines += [f"## {path.name}", "", f"{path.stat().st_size / 1e6:.1f} MB. {card}", ""]
     (directory / "CARD.md").write_text("\n".join(lines), encoding="utf-8")

@@ -7,11 +7,15 @@ written token and goes from a to a + (tokens accepted at a) + 1, as decoding doe
 of the walk's drafts whose tokens 1 .. i + 1 were all accepted; the mean accepted length is their sum.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 
+from engine.speculation.config import SpeculativeConfig
+from engine.speculation.datastore import Datastore
+from engine.speculation.ngram import NgramIndex, follow
 from engine.speculation.training.features import Example, ExampleBatch, batches_by_length
 from engine.speculation.training.modules import Drafter, Medusa
 from engine.speculation.training.train import TargetEnds
@@ -23,6 +27,11 @@ class Acceptance:
 
     per_position: list[float]
     drafts: int
+
+    @classmethod
+    def of(cls, counts: Sequence[int], k: int) -> "Acceptance":
+        """``counts``: accepted of each draft."""
+        return cls([sum(count > i for count in counts) / max(1, len(counts)) for i in range(k)], len(counts))
 
     @property
     def mean_accepted(self) -> float:
@@ -50,34 +59,54 @@ def proposals(drafter: Drafter, ends: TargetEnds, batch: ExampleBatch, k: int) -
     return out
 
 
-def acceptance(drafter: Drafter, ends: TargetEnds, examples: list[Example], k: int = 4) -> Acceptance:
-    """See the top of this file."""
-    accepted = [0] * k
-    drafts = 0
+def acceptance(drafter: Drafter, ends: TargetEnds, examples: list[Example], k: int = 4, prompt_lookup: bool = False) -> Acceptance:
+    """See the top of this file. ``prompt_lookup``: a draft is made from the text so far where its last tokens came before."""
+    counts: list[int] = []
     for rows in batches_by_length([len(example.token_ids) for example in examples], 4096):
         chosen = [examples[i] for i in rows]
         batch = ExampleBatch.of(chosen)
         with torch.inference_mode():
             proposed = proposals(drafter, ends, batch, k)
         for row, example in enumerate(chosen):
-            for count in walk(proposed[:, row, : len(example.token_ids)], example.token_ids, example.num_prompt_tokens):
-                drafts += 1
-                for i in range(count):
-                    accepted[i] += 1
-    return Acceptance([count / max(1, drafts) for count in accepted], drafts)
+            own = proposed[:, row].t().tolist()
+            propose = lambda seen, own=own: own[len(seen) - 1]
+            counts += walk(looking_up(propose, k) if prompt_lookup else propose, example, k)
+    return Acceptance.of(counts, k)
 
 
-def walk(proposed: torch.Tensor, token_ids: torch.Tensor, num_prompt_tokens: int) -> list[int]:
-    """Tokens accepted by each draft of the walk through one sequence; ``proposed`` [k, T], ``token_ids`` [T]."""
-    k = len(proposed)
-    hits = torch.zeros(proposed.shape, dtype=torch.bool)
-    for i in range(1, k + 1):
-        hits[i - 1, : len(token_ids) - i] = proposed[i - 1, : len(token_ids) - i] == token_ids[i:]
-    counts = hits.int().cumprod(0).sum(0).tolist()
-    out, at = [], num_prompt_tokens
-    while at + k < len(token_ids):
-        out.append(counts[at])
-        at += counts[at] + 1
+def datastore_acceptance(datastore: Datastore, examples: list[Example], k: int = 4, prompt_lookup: bool = False) -> Acceptance:
+    """The same of a datastore, which proposes as many as it is asked for."""
+    counts: list[int] = []
+    for example in examples:
+        propose = lambda seen: datastore.follow(seen, k)[0]
+        counts += walk(looking_up(propose, k) if prompt_lookup else propose, example, k)
+    return Acceptance.of(counts, k)
+
+
+Propose = Callable[[list[int]], Sequence[int]]  # what has been written -> up to K tokens that may come next
+
+
+def looking_up(other: Propose, k: int) -> Propose:
+    """For one text: what followed its last tokens before, else what ``other`` proposes (``engine.speculation.lookup_first``)."""
+    config = SpeculativeConfig("ngram")
+    index = NgramIndex(config.prompt_lookup_max, config.prompt_lookup_min)
+
+    def propose(seen: list[int]) -> Sequence[int]:
+        at = index.find(seen)
+        return other(seen) if at is None else follow(seen, at, k)
+
+    return propose
+
+
+def walk(propose: Propose, example: Example, k: int) -> list[int]:
+    """Tokens accepted by each draft of the walk through one text."""
+    tokens = example.token_ids.tolist()
+    out, at = [], example.num_prompt_tokens
+    while at + k < len(tokens):
+        proposed = propose(tokens[: at + 1])[:k]
+        wrong = (i for i, token in enumerate(proposed) if token != tokens[at + 1 + i])
+        out.append(next(wrong, len(proposed)))
+        at += out[-1] + 1
     return out
 
 

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from engine.speculation.files import write_atomically
 from engine.speculation.training.modules import Target
-from engine.speculation.training.prompts import Prompt, prompts
+from engine.speculation.training.prompts import Prompt, prompts, words_of
 from engine.speculation.training.writer import Written, write_texts
 
-SHARD = 128  # texts written at once
+SHARD = 192  # texts written at once
 HELD_OUT = "heldout"
 TRAINING = "text"
 # (temperature, share of the texts): greedy text is what most people look at first, and it repeats itself.
@@ -59,7 +59,8 @@ def make_shard(
     else:  # prompts of similar length, so that nobody waits for the longest one to be read
         first = number // _WINDOW * _WINDOW * size
         chosen = list(range(first, first + _WINDOW * size))
-    asked = dict(zip(chosen, islice(prompts(seed, held_out), chosen[0], chosen[-1] + 1), strict=True))
+    words = [] if held_out else words_of(tokenizer.vocabulary())
+    asked = dict(zip(chosen, islice(prompts(seed, held_out, words), chosen[0], chosen[-1] + 1), strict=True))
     ids = {index: encode(tokenizer, prompt) for index, prompt in asked.items()}
     if not held_out:
         at = number % _WINDOW * size

@@ -1,11 +1,13 @@
 """Prompts that the target writes its own training text from: topics x forms, made here, nothing fetched.
 
 Half go through the checkpoint's chat template, half are plain text that wants to be continued. A topic belongs either to
-training or to the held-out prompts, never to both, so that acceptance on held-out prompts says something.
+training or to the held-out prompts, never to both, so that acceptance on held-out prompts says something. Most training prompts
+are about words out of the vocabulary instead: a hundred times as many as there are topics.
 """
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -199,6 +201,7 @@ _CODE_BEGINNINGS = (
     "public class Main {\n    // {c}\n    public static",
 )
 _HELD_OUT_EVERY = 10  # one topic or task in so many
+_SHARE_OF_WORDS = 0.7  # of the prompts that have a topic, where there are words
 _SHARE_OF_CODE = 0.12
 _SHARE_OF_SUMS = 0.05
 
@@ -216,15 +219,20 @@ def split(items: tuple[str, ...] | list[str], held_out: bool) -> list[str]:
     return [item for i, item in enumerate(items) if (i % _HELD_OUT_EVERY == _HELD_OUT_EVERY // 2) == held_out]
 
 
-def prompts(seed: int, held_out: bool = False) -> Iterator[Prompt]:
-    """Prompts without end; the same for the same seed. Chat and plain alternate."""
+def words_of(vocabulary: Iterable[str]) -> list[str]:
+    """Of a byte-level vocabulary's tokens, those that are a word of four letters or more, sorted."""
+    return sorted(token[1:] for token in vocabulary if re.fullmatch("\u0120[a-z]{4,}", token))
+
+
+def prompts(seed: int, held_out: bool = False, words: Sequence[str] = ()) -> Iterator[Prompt]:
+    """Prompts without end; the same for the same seed. Chat and plain alternate. ``words``: for topics beside those above."""
     rng = random.Random(f"{seed} {held_out}")
     topics, tasks = split(TOPICS, held_out), split(_CODE_TASKS, held_out)
     for i in count():
-        yield _one(rng, topics, tasks, chat=i % 2 == 0)
+        yield _one(rng, topics, tasks, words, chat=i % 2 == 0)
 
 
-def _one(rng: random.Random, topics: list[str], tasks: list[str], chat: bool) -> Prompt:
+def _one(rng: random.Random, topics: list[str], tasks: list[str], words: Sequence[str], chat: bool) -> Prompt:
     kind = rng.random()
     if kind < _SHARE_OF_CODE:
         form = rng.choice(_CODE_QUESTIONS if chat else _CODE_BEGINNINGS)
@@ -233,7 +241,10 @@ def _one(rng: random.Random, topics: list[str], tasks: list[str], chat: bool) ->
     if kind < _SHARE_OF_CODE + _SHARE_OF_SUMS:
         text = rng.choice(_SUMS).format(n=name, a=rng.randint(2, 99), b=rng.randint(2, 99))
         return Prompt(text[0].upper() + text[1:], chat)
-    topic, other = rng.sample(topics, 2)
+    if words and rng.random() < _SHARE_OF_WORDS:
+        topic, other = " ".join(rng.sample(words, rng.randint(1, 2))), rng.choice(topics)
+    else:
+        topic, other = rng.sample(topics, 2)
     text = rng.choice(_QUESTIONS if chat else _BEGINNINGS).format(
         t=topic, u=other, T=topic[0].upper() + topic[1:], n=name, N=name[0].upper() + name[1:], p=rng.choice(_PLACES)
     )

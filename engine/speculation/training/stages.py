@@ -2,14 +2,16 @@
 
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from engine.model.checkpoint import Checkpoint
-from engine.speculation.files import read_drafter, write_atomically, write_drafter
-from engine.speculation.training.cards import card_of
-from engine.speculation.training.evaluate import Acceptance, acceptance
+from engine.speculation.datastore import read_datastore, write_datastore
+from engine.speculation.files import REST, read_drafter, write_atomically, write_drafter
+from engine.speculation.training.cards import card_of, datastore_card
+from engine.speculation.training.evaluate import Acceptance, acceptance, datastore_acceptance
 from engine.speculation.training.features import Example, coverage, draft_vocabulary, read_examples, special_ids
 from engine.speculation.training.generate import HELD_OUT, TRAINING, read_texts
 from engine.speculation.training.initial import drafter_from_file, initial_drafter
@@ -73,17 +75,17 @@ class Workshop:
             tensors = {name: value.to(_DTYPE).float() for name, value in drafter.state_dict().items()}
             kept = {name: value.clone() for name, value in drafter.state_dict().items()}
             drafter.load_state_dict(tensors)
-        accepted = self.accepted(drafter)
+        accepted, looked_up = self.accepted(drafter), self.accepted(drafter, prompt_lookup=True)
         drafter.load_state_dict(kept)
         card = card_of(
-            drafter, trainer, accepted, tokens=self.training_tokens, vocab=len(self.ends.vocab), coverage=self.coverage,
+            drafter, trainer, accepted, looked_up, tokens=self.training_tokens, vocab=len(self.ends.vocab), coverage=self.coverage,
             held_out=len(self.held_out), target=target,
         )  # fmt: skip
         write_drafter(
             path, drafter.method, tensors, self.ends.vocab, config=self.checkpoint.config, target=target,
             target_sha256=self.checkpoint.checksum, settings=drafter.settings(), card=card, dtype=_DTYPE,
         )  # fmt: skip
-        print(f"{drafter.method}: {accepted}\n{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+        print(f"{drafter.method}: {accepted}; {looked_up.mean_accepted:.2f} looking up first\n{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
         return accepted
 
     def read(self, path: Path, method: str) -> Drafter:
@@ -92,8 +94,26 @@ class Workshop:
             read_drafter(path, method, self.checkpoint.config, self.checkpoint.checksum), self.checkpoint.config
         )
 
-    def accepted(self, drafter: Drafter) -> Acceptance:
-        return acceptance(drafter, self.ends, self.held_out)
+    def accepted(self, drafter: Drafter, prompt_lookup: bool = False) -> Acceptance:
+        return acceptance(drafter, self.ends, self.held_out, prompt_lookup=prompt_lookup)
+
+    def write_datastore(self, path: Path, target: str) -> Acceptance:
+        """All training text, measured and written with its card."""
+        texts = [text.token_ids for text in read_texts(self.directory, TRAINING)]
+        facts: dict[str, Any] = {
+            "config": self.checkpoint.config, "target": target, "target_sha256": self.checkpoint.checksum
+        }  # fmt: skip
+        write_datastore(path, texts, **facts)
+        accepted, looked_up = self.datastore_accepted(path), self.datastore_accepted(path, prompt_lookup=True)
+        tokens = sum(len(text) for text in texts)
+        card = datastore_card(accepted, looked_up, tokens=tokens, held_out=len(self.held_out), target=target)
+        write_datastore(path, texts, **facts, card=card)
+        print(f"{REST}: {accepted}; {looked_up.mean_accepted:.2f} looking up first\n{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+        return accepted
+
+    def datastore_accepted(self, path: Path, prompt_lookup: bool = False) -> Acceptance:
+        datastore = read_datastore(path, self.checkpoint.config, self.checkpoint.checksum)
+        return datastore_acceptance(datastore, self.held_out, prompt_lookup=prompt_lookup)
 
     def untrained_exit(self) -> Acceptance:
         """Of the target's own norm and whole head after its first layers, nothing trained."""

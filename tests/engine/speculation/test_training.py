@@ -3,19 +3,21 @@
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engine.model.checkpoint import load_checkpoint
+from engine.speculation.datastore import Datastore, read_datastore
 from engine.speculation.files import read_drafter, tensor_shapes
 from engine.speculation.training import __main__ as command
 from engine.speculation.training import modules
-from engine.speculation.training.evaluate import acceptance, proposals, walk
+from engine.speculation.training.evaluate import acceptance, datastore_acceptance, looking_up, proposals, walk
 from engine.speculation.training.features import Example, ExampleBatch, draft_vocabulary, features_of
 from engine.speculation.training.generate import TEMPERATURES, Text, make_shard, temperature_of
 from engine.speculation.training.initial import drafter_from_file, initial_drafter
 from engine.speculation.training.modules import METHODS, Drafter, Eagle, Exit, Medusa, Target
-from engine.speculation.training.prompts import TOPICS, prompts, split
+from engine.speculation.training.prompts import TOPICS, prompts, split, words_of
 from engine.speculation.training.train import Plan, TargetEnds, Trainer
 from engine.speculation.training.writer import draw, write_texts
 from tests.engine.engines import tiny_parts
@@ -115,7 +117,7 @@ def test_shards(target: Target) -> None:
     tokenizer = tiny_parts()[0].tokenizer
     shards = [make_shard(target, tokenizer, number, 2, EXIT) for number in range(8)]
     given = [tuple(text.token_ids[: text.num_prompt_tokens]) for texts, _ in shards for text in texts]
-    assert sorted(given) == sorted(tuple(tokenizer.encode(p.text)) for p in itertools.islice(prompts(0), 16))
+    assert sorted(given) == sorted(tuple(tokenizer.encode(p.text)) for p in itertools.islice(prompts(0, words=words_of(tokenizer.vocabulary())), 16))
     assert [len(ids) for ids in given] == sorted(len(ids) for ids in given)
     for texts, written in shards:
         for text, each in zip(texts, written, strict=True):
@@ -351,16 +353,29 @@ def draft_alone(made: Drafter, target: Target, ends: TargetEnds, example: Exampl
 
 
 def test_walk() -> None:
-    tokens = torch.tensor([9, 9, 1, 2, 3, 4, 5, 6, 7])
-    right = torch.full((2, 9), -1)
-    right[0, :-1], right[1, :-2] = tokens[1:], tokens[2:]
-    assert walk(right, tokens, 2) == [2, 2]  # from position 2 to 5, then to 8, where nothing follows
-    first_wrong = right.clone()
-    first_wrong[0, 2] = 0  # the second token does not count where the first was wrong
-    assert walk(first_wrong, tokens, 2) == [0, 2, 2]
-    second_wrong = right.clone()
-    second_wrong[1, 2] = 0
-    assert walk(second_wrong, tokens, 2) == [1, 2]
+    tokens = [9, 9, 1, 2, 3, 4, 5, 6, 7]
+    example = Example(torch.tensor(tokens), 2, torch.zeros(0), torch.zeros(0))
+    wrong: dict[int, int] = {}  # by the position that a draft begins at: which of its tokens is wrong
+
+    def propose(seen: list[int]) -> list[int]:
+        drafted = tokens[len(seen) : len(seen) + 3]  # more than K
+        return [0 if i == wrong.get(len(seen) - 1) else token for i, token in enumerate(drafted)]
+
+    assert walk(propose, example, 2) == [2, 2]  # from position 2 to 5, then to 8, where nothing follows
+    wrong[2] = 0  # the second token does not count where the first was wrong
+    assert walk(propose, example, 2) == [0, 2, 2]
+    wrong[2] = 1
+    assert walk(propose, example, 2) == [1, 2]
+    assert walk(lambda seen: [], example, 2) == [0] * 5
+
+
+def test_what_repeats_is_looked_up_first() -> None:
+    tokens = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    example = Example(torch.tensor(tokens), 2, torch.zeros(0), torch.zeros(0))
+    assert walk(looking_up(lambda seen: [0], 4), example, 4) == [0, 0, 0, 4]  # 1, 2 came before
+    store = Datastore(np.array([1, 2, 3, 4], dtype=np.int32))
+    assert datastore_acceptance(store, [example], 2).per_position == [3 / 5, 2 / 5]  # 1, 2, 0, 2, 0
+    assert datastore_acceptance(store, [example], 2, prompt_lookup=True).per_position == [1, 3 / 4]  # 1, 2, 2, 2
 
 
 def test_draft_vocabulary() -> None:
@@ -379,6 +394,10 @@ def test_prompts() -> None:
         assert not any(f" {topic}." in p.text for p in train)
     assert any(f" {topic}." in p.text for p in held_out for topic in split(TOPICS, True))
     assert not any(field in p.text for p in train for field in ("{t}", "{u}", "{c}", "{n}", "{p}", "{a}"))
+    words = words_of(["\u0120lantern", "\u0120river", "\u0120Oak", "stone", "\u0120sea", "\u0120don't"])
+    assert words == ["lantern", "river"]
+    about = [p.text.lower() for p in itertools.islice(prompts(0, words=words), 400)]
+    assert 150 < sum("lantern" in text or "river" in text for text in about) < 350
     heat = [temperature_of(i) for i in range(1000)]
     assert [heat.count(t) for t, _ in TEMPERATURES] == pytest.approx([1000 * share for _, share in TEMPERATURES], abs=3)
 
@@ -405,6 +424,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert {name: tuple(t.shape) for name, t in drafter_from_file(file, parts.model_config).state_dict().items()} == shapes
         assert f"{method}: mean accepted" in first and "mean accepted" in file.card
         assert file.card in (tmp_path / "out" / "CARD.md").read_text()
+    store = read_datastore(tmp_path / "out" / "rest.safetensors", parts.model_config, parts.model_facts["sha256"])
+    assert len(store.tokens) >= 300 and "rest: mean accepted" in first
+    assert store.card in (tmp_path / "out" / "CARD.md").read_text() and "looked up first" in store.card
     assert "untrained exit after layer 1: mean accepted" in first and "text:" in first
     stamps = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "work").glob("[tfhv]*")}
     assert command.main(arguments) == 0
