@@ -70,7 +70,8 @@ class SpeculativeConfig:
         fits = self.method in _TRAINED and self.tree is None
         check(not self.prompt_lookup or fits, "prompt_lookup", f"False but for chains of {_TRAINED}")
         check(
-            self.draft_confidence is None or (self.method in _CONFIDENT and self.tree is None and 0 <= self.draft_confidence <= 1),
+            self.draft_confidence is None
+            or (self.method in _CONFIDENT and self.tree is None and 0 <= self.draft_confidence <= 1),
             "draft_confidence",
             f"None, or for chains of {_CONFIDENT} in [0, 1]",
         )

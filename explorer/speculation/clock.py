@@ -14,13 +14,13 @@ from statistics import median
 import numpy as np
 
 from explorer.i18n import _
-from explorer.speculation.rows import Setting, StepRow, Tally, Track
+from explorer.speculation.rows import AFTER_LOOKUP, Setting, StepRow, Tally, Track
 from explorer.speculation.stats import method_name
 
 MAX_K = 8
 NEWEST = 400  # steps of the present setting that costs are taken from
 FEWEST = 3  # of either kind, before a cost is told
-ONE_GO = ("ngram", "lookahead", "medusa")  # propose all tokens in one go
+ONE_GO = ("ngram", "lookahead", "rest", "medusa")  # propose all tokens in one go
 SAME_BATCH = 0.25  # mean batches that differ by no more are compared
 
 
@@ -50,6 +50,10 @@ class Costs:
         return not self.missing
 
     @property
+    def one_go(self) -> bool:
+        return self.method.removesuffix(AFTER_LOOKUP) in ONE_GO
+
+    @property
     def draft(self) -> float:
         """All of drafting at today's K, in plain passes."""
         return self.draft_ms / self.plain_ms
@@ -57,7 +61,7 @@ class Costs:
     @property
     def c(self) -> float:
         """One pass of the drafter (or its one go), in plain passes."""
-        return self.draft if self.method in ONE_GO else self.draft / max(1, self.k)
+        return self.draft if self.one_go else self.draft / max(1, self.k)
 
     def v(self, k: int) -> float:
         """The target's pass over 1 + k tokens, in plain passes: as measured; between and beyond, on the line through its neighbours."""
@@ -83,7 +87,7 @@ class Costs:
         """Time of a pass, in plain passes."""
         if k == 0:
             return 1.0
-        drafting = self.c if self.method in ONE_GO else self.c * k
+        drafting = self.c if self.one_go else self.c * k
         return drafting + self.hit * self.v(k) + (1 - self.hit)
 
     def speedup(self, k: int, a: float | None = None) -> float:

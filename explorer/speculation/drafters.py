@@ -10,7 +10,7 @@ from explorer.i18n import _
 
 NONE = ""
 UNTRAINED = "layer_skip_untrained"  # layer skipping through the target's own norm and head
-TRAINED = ("draft_model", "layer_skip", "medusa", "eagle")
+TRAINED = ("draft_model", "rest", "layer_skip", "medusa", "eagle")
 TREES: dict[str, tuple[int, ...] | None] = {"chain": None, "narrow": (2,) * 8, "wide": (4,) * 8}
 TREE_METHODS = ("medusa", "eagle")
 DEFAULT_K = 4
@@ -20,6 +20,7 @@ CHOICES: dict[str, str] = {
     NONE: _("none: plain decoding"),
     "ngram": _("n-gram (prompt lookup)"),
     "lookahead": _("Lookahead (Jacobi)"),
+    "rest": _("REST (a datastore)"),
     "draft_model": _("draft model"),
     "layer_skip": _("layer skipping, trained exit"),
     UNTRAINED: _("layer skipping, no training"),
@@ -68,7 +69,8 @@ def tree_of(facts: dict[str, Any] | None) -> str:
 
 
 def wanted(facts: dict[str, Any] | None, **changes: Any) -> dict[str, Any] | None:
-    """The engine's ``speculative`` with ``choice``, ``k``, ``tree`` or ``acceptance`` changed; what does not fit the drafter goes."""
+    """The engine's ``speculative`` with ``choice``, ``k``, ``tree``, ``acceptance`` or ``lookup`` changed; what does not fit the drafter
+    goes."""
     choice = changes.get("choice", choice_of(facts))
     if choice == NONE:
         return None
@@ -81,6 +83,12 @@ def wanted(facts: dict[str, Any] | None, **changes: Any) -> dict[str, Any] | Non
     made["acceptance"] = acceptance if acceptance != "typical" or method == "medusa" else "rejection"
     tree = TREES[changes["tree"]] if "tree" in changes else (facts or {}).get("tree")
     made["tree"] = (list(tree) if tree else None) if method in TREE_METHODS else None
+    lookup = changes.get("lookup", (facts or {}).get("prompt_lookup", False))
+    made.pop("prompt_lookup", None)
+    if lookup and method in TRAINED and made["tree"] is None:
+        made["prompt_lookup"] = True
+    if made["tree"] is not None:
+        made.pop("draft_confidence", None)
     if method == "layer_skip":
         made["trained_exit"] = choice != UNTRAINED
     else:

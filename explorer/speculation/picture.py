@@ -159,14 +159,16 @@ def _stage(show: str, node: int, title: str, words: str) -> dict[str, Any]:
 
 def _draft_stage(r: Round) -> dict[str, Any]:
     p = r.proposed
+    copied = p.method not in ("ngram", "lookahead") and p.found_at >= 0  # looked up first
     how = {
         "ngram": _("copies what followed when the last tokens stood in the text before"),
         "lookahead": _("looks its pool of n-grams up for the last token"),
+        "rest": _("searches text that the target wrote before for what followed the last tokens"),
         "medusa": _("lets its heads guess the next tokens, all from one state of the target"),
         "layer_skip": _("lets the target's own first layers guess, token after token"),
         "eagle": _("continues the target's features, token after token"),
         "draft_model": _("runs a small model, token after token"),
-    }.get(p.method, _("proposes"))
+    }.get("ngram" if copied else p.method, _("proposes"))
     drawn = (
         _("Each token is drawn from its distribution q.")
         if p.sampled

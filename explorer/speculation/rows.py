@@ -66,10 +66,18 @@ class Tally(NamedTuple):
     kept: int
 
 
+AFTER_LOOKUP = "+lookup"  # behind the name of a drafter that is asked where the text itself has nothing to offer
+
+
+def told_method(facts: dict[str, Any]) -> str:
+    """The drafter, and whether the text is looked up first: what is counted apart."""
+    return str(facts.get("method", "")) + (AFTER_LOOKUP if facts.get("prompt_lookup") else "")
+
+
 class Setting(NamedTuple):
     """What the engine speculates with."""
 
-    method: str  # "": it does not
+    method: str  # ``told_method``; "": it does not
     k: int | str  # num_speculative_tokens; "auto"
     acceptance: str = ""
     tree: tuple[int, ...] = ()  # nodes at each depth; (): a chain
@@ -81,7 +89,7 @@ class Setting(NamedTuple):
             return NOTHING
         k = facts.get("num_speculative_tokens", 4)
         acceptance, tree = str(facts.get("acceptance", "")), tuple(facts.get("tree") or ())
-        return cls(str(facts.get("method", "")), k, acceptance, tree, bool(facts.get("trained_exit", True)))
+        return cls(told_method(facts), k, acceptance, tree, bool(facts.get("trained_exit", True)))
 
     @property
     def on(self) -> bool:
@@ -273,6 +281,9 @@ class SpeculationRows:
     def _draft(self, e: DraftProposed) -> None:
         self._proposed[e.request_id] = e
 
+    def _method(self, proposed: DraftProposed) -> str:
+        return self.setting.method if self.setting.method == proposed.method + AFTER_LOOKUP else proposed.method
+
     def _verdict(self, e: DraftVerified) -> None:
         track, proposed = self.tracks.get(e.request_id), self._proposed.get(e.request_id)
         self._verified[e.request_id] = e
@@ -284,7 +295,14 @@ class SpeculationRows:
         del track.rounds[:-MAX_ROUNDS]
         self.tallies.append(
             Tally(
-                e.step, proposed.method, e.rule, track.temperature, max(made.depths), len(proposed.nodes), len(e.path), e.num_kept
+                e.step,
+                self._method(proposed),
+                e.rule,
+                track.temperature,
+                max(made.depths),
+                len(proposed.nodes),
+                len(e.path),
+                e.num_kept,
             )
         )
         texts = [*(proposed.nodes[i].text for i in e.path), *([e.text] if e.token_id >= 0 else [])]
@@ -310,7 +328,7 @@ class SpeculationRows:
             StepRow(
                 e.step, len(e.runs), len(proposed), len(drafts), sum(len(p.nodes) for p in drafts),
                 sum(depths) / len(depths) if depths else 0.0, sum(gained.values()), e.draft_ms, max(0.0, ms - e.draft_ms),
-                next((p.method for p in proposed.values()), ""), self.setting, self._temperature(e),
+                next((self._method(p) for p in proposed.values()), ""), self.setting, self._temperature(e),
             )
         )  # fmt: skip
         self.new_steps = True

@@ -44,6 +44,10 @@ class Settings(pn.viewable.Viewer):
             label=_("Acceptance"), options=ACCEPTANCES, value="rejection", **wide,
             description=_("Of drafts that are drawn at random. Others are accepted when the target's own draw equals them."),
         )  # fmt: skip
+        self.lookup = pmui.Checkbox(
+            label=_("Look the text up first"), value=False, size="small", margin=(10, 0, 0, 0), sizing_mode="stretch_width",
+            description=_("Copy what followed the last tokens before (as n-gram does); the drafter proposes where nothing is found."),
+        )  # fmt: skip
         self.temperature = pmui.FloatSlider(
             label=_("Temperature"), start=0, end=2, step=0.05, value=0.0, **wide,
             description=_("Of the requests sent from here, and of yours that run."),
@@ -51,11 +55,13 @@ class Settings(pn.viewable.Viewer):
         sliders: list[Any] = [self.k, self.temperature]
         for slider in sliders:
             slider._debounce = 30  # ms; Panel's 50 would be felt
-        watched = {"choice": self.drafter, "k": self.k, "tree": self.tree, "acceptance": self.acceptance}
+        watched = {"choice": self.drafter, "k": self.k, "tree": self.tree, "acceptance": self.acceptance, "lookup": self.lookup}
         for name, widget in watched.items():
             widget.param.watch(lambda event, name=name: self._changed(name, event.new), "value")
         self.temperature.param.watch(lambda event: heat(round(float(event.new), 4)), "value")
-        self._layout = grid(self.drafter, self.k, self.tree, self.acceptance, self.temperature, min_width=190, gap=14, margin=0)
+        self._layout = grid(
+            self.drafter, self.k, self.tree, self.acceptance, self.temperature, self.lookup, min_width=190, gap=14, margin=0
+        )
 
     def __panel__(self) -> pn.Column:
         return self._layout
@@ -102,6 +108,8 @@ class Settings(pn.viewable.Viewer):
             self._set(self.k, k, facts is None)
             method = (facts or {}).get("method", "")
             self._set(self.tree, tree, method not in drafters.TREE_METHODS)
+            chain = not (facts or {}).get("tree")
+            self._set(self.lookup, bool((facts or {}).get("prompt_lookup")), method not in drafters.TRAINED or not chain)
             self._set(self.acceptance, (facts or {}).get("acceptance", "rejection"), facts is None)
         finally:
             self._syncing = False

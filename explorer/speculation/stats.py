@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from explorer.i18n import _
-from explorer.speculation.rows import StepRow, Tally
+from explorer.speculation.rows import AFTER_LOOKUP, StepRow, Tally
 
 MAX_GROUPS = 5  # that can be told apart in one figure; the newest
 AVERAGED = 20  # steps in the running mean of tokens per pass
@@ -14,6 +14,7 @@ AVERAGED = 20  # steps in the running mean of tokens per pass
 METHODS = {
     "ngram": _("n-gram"),
     "lookahead": _("Lookahead"),
+    "rest": _("REST"),
     "draft_model": _("draft model"),
     "layer_skip": _("layer skipping"),
     "medusa": _("Medusa"),
@@ -27,7 +28,10 @@ RULES = {
 
 
 def method_name(method: str) -> str:
-    return METHODS.get(method, method)
+    """``method``: as ``rows.told_method`` gives it."""
+    own = method.removesuffix(AFTER_LOOKUP)
+    name = METHODS.get(own, own)
+    return name if own == method else _("{drafter} after lookup").format(drafter=name)
 
 
 def rule_name(rule: str) -> str:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 from explorer.i18n import _, ngettext
-from explorer.speculation.clock import MAX_K, ONE_GO, Costs, Paired
+from explorer.speculation.clock import MAX_K, Costs, Paired
 from explorer.speculation.rows import Setting
 from explorer.speculation.stats import method_name
 from explorer.theme import number
@@ -94,7 +94,7 @@ def formula(costs: Costs | None) -> str:
     """How the curve is computed, with today's numbers."""
     if costs is None or not costs.ready:
         return ""
-    once = costs.method in ONE_GO
+    once = costs.one_go
     cost = _("c + v") if once else _("c K + v")
     parts = [
         _("Modelled: speed-up = E / ({cost}), E = (1 - a^(K+1)) / (1 - a).").format(cost=cost),

@@ -137,7 +137,8 @@ def test_a_running_request_goes_on_with_what_was_tried(page: Page, sampling_app:
     tokens(page, 1)
     live = page.get_by_role("button", name="Make live")
     expect(live).to_be_disabled()
-    expect(page.get_by_role("slider", name="Temperature", exact=True)).to_have_value("0")  # what the request has, before it is moved
+    recorded = page.get_by_role("slider", name="Temperature", exact=True)
+    expect(recorded).to_have_value("0")  # before it is moved
     slide(page, "Temperature", "ArrowRight", 2)
     expect(live).to_be_enabled()
     live.click()

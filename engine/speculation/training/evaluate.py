@@ -59,7 +59,9 @@ def proposals(drafter: Drafter, ends: TargetEnds, batch: ExampleBatch, k: int) -
     return out
 
 
-def acceptance(drafter: Drafter, ends: TargetEnds, examples: list[Example], k: int = 4, prompt_lookup: bool = False) -> Acceptance:
+def acceptance(
+    drafter: Drafter, ends: TargetEnds, examples: list[Example], k: int = 4, prompt_lookup: bool = False
+) -> Acceptance:
     """See the top of this file. ``prompt_lookup``: a draft is made from the text so far where its last tokens came before."""
     counts: list[int] = []
     for rows in batches_by_length([len(example.token_ids) for example in examples], 4096):

@@ -85,7 +85,10 @@ class Workshop:
             path, drafter.method, tensors, self.ends.vocab, config=self.checkpoint.config, target=target,
             target_sha256=self.checkpoint.checksum, settings=drafter.settings(), card=card, dtype=_DTYPE,
         )  # fmt: skip
-        print(f"{drafter.method}: {accepted}; {looked_up.mean_accepted:.2f} looking up first\n{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+        print(
+            f"{drafter.method}: {accepted}; {looked_up.mean_accepted:.2f} looking up first\n{path}: {path.stat().st_size / 1e6:.1f} MB",
+            flush=True,
+        )
         return accepted
 
     def read(self, path: Path, method: str) -> Drafter:
@@ -108,7 +111,10 @@ class Workshop:
         tokens = sum(len(text) for text in texts)
         card = datastore_card(accepted, looked_up, tokens=tokens, held_out=len(self.held_out), target=target)
         write_datastore(path, texts, **facts, card=card)
-        print(f"{REST}: {accepted}; {looked_up.mean_accepted:.2f} looking up first\n{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+        print(
+            f"{REST}: {accepted}; {looked_up.mean_accepted:.2f} looking up first\n{path}: {path.stat().st_size / 1e6:.1f} MB",
+            flush=True,
+        )
         return accepted
 
     def datastore_accepted(self, path: Path, prompt_lookup: bool = False) -> Acceptance:

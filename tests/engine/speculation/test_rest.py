@@ -151,7 +151,9 @@ def test_any_drafter_after_the_text_itself(method, temperature):
     params = PARAMS.changed(temperature=temperature, seed=5)
     loops = [[*p, *p, *p[:2]] for p in PROMPTS if len(p) > 4]
     plain = tiny_engine().generate(loops, params)
-    config = SpeculativeConfig(method, model=str(drafter_file(method)), prompt_lookup=True, prompt_lookup_min=1, acceptance="coupled")
+    config = SpeculativeConfig(
+        method, model=str(drafter_file(method)), prompt_lookup=True, prompt_lookup_min=1, acceptance="coupled"
+    )
     checked = Checked(tiny_engine(speculative=config))
     ids = [checked.engine.add_request(p, params) for p in loops]
     done = checked.run()
@@ -172,9 +174,7 @@ def test_a_draft_ends_where_it_is_unsure(confidence, most):
 
 def test_the_lookup_comes_first():
     engine = tiny_engine()
-    drafter = create_drafter(
-        SpeculativeConfig("draft_model", model=str(drafter_file("draft_model")), prompt_lookup=True), engine
-    )
+    drafter = create_drafter(SpeculativeConfig("draft_model", model=str(drafter_file("draft_model")), prompt_lookup=True), engine)
     asked = []
     drafter.other.propose = lambda wanted: asked.extend(wanted) or [SimpleNamespace() for _ in wanted]
     requests = [SimpleNamespace(request_id=str(i), token_ids=t) for i, t in enumerate(([1, 2, 3, 1, 2], [1, 2, 3, 4, 5]))]

@@ -117,7 +117,9 @@ def test_shards(target: Target) -> None:
     tokenizer = tiny_parts()[0].tokenizer
     shards = [make_shard(target, tokenizer, number, 2, EXIT) for number in range(8)]
     given = [tuple(text.token_ids[: text.num_prompt_tokens]) for texts, _ in shards for text in texts]
-    assert sorted(given) == sorted(tuple(tokenizer.encode(p.text)) for p in itertools.islice(prompts(0, words=words_of(tokenizer.vocabulary())), 16))
+    assert sorted(given) == sorted(
+        tuple(tokenizer.encode(p.text)) for p in itertools.islice(prompts(0, words=words_of(tokenizer.vocabulary())), 16)
+    )
     assert [len(ids) for ids in given] == sorted(len(ids) for ids in given)
     for texts, written in shards:
         for text, each in zip(texts, written, strict=True):

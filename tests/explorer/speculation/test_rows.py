@@ -94,6 +94,17 @@ def test_groups_are_told_apart_by_drafter_rule_and_temperature() -> None:
     assert found == [("ngram", "draw", 1.2), ("eagle", "rejection", 1.2), ("eagle", "draw", 0.0)]
 
 
+def test_a_drafter_after_lookup_is_counted_apart() -> None:
+    made = Made()
+    made.add("r")
+    made.spec_step("r")
+    made.knob("speculative", {**SPEC, "prompt_lookup": True})
+    made.spec_step("r")
+    rows = rows_of(made)
+    names = {stats.method_name(t.method) for t in rows.tallies}
+    assert names == {"EAGLE", "EAGLE after lookup"} and rows.steps[-1].method == rows.setting.method == "eagle+lookup"
+
+
 def test_steps_tell_what_they_cost_and_gave(made: Made) -> None:
     steps = rows_of(made).steps
     assert [(s.asked, s.drafting, s.nodes, s.kept) for s in steps] == [
