@@ -8,6 +8,7 @@ from typing import Any
 
 import panel as pn
 import panel_material_ui as pmui
+from panel.util import edit_readonly
 
 from explorer.banner import Banner
 from explorer.base import Clock, ExplorerView
@@ -88,6 +89,10 @@ class Shell:
             sidebar_resizable=False, busy_indicator=None, main_width=1560, app_bar_width="100%", site_url="?", theme_config=MUI_THEME, sx=PAGE_SX,
             meta_description=_("A real LLM inference engine with the casing cut away"),
         )  # fmt: skip
+        with edit_readonly(self.page):
+            # It would follow Panel's own "busy" otherwise, which nothing here shows: twice for each thing that a person does, and
+            # each time the page is searched through from its root, which takes longer than most answers.
+            self.page.busy = False
 
     def _build_sidebar(self) -> None:
         self.nav = pmui.MenuList(

@@ -1,4 +1,4 @@
-"""What another setting would have done to the same token: the engine's own processors on recorded logits. Pure, no engine.
+"""What another setting would have done to the same token: what the engine's processors do, on recorded logits. Pure, no engine.
 
 A ``Basis`` is what is known of one token's distribution: all logits (``watch("logits", request_id)``), or the recorded candidates.
 On all logits the result is the engine's, up to their 16 bits. On candidates it is a computation among these alone: what lies outside is
@@ -13,7 +13,7 @@ import torch
 
 from engine.events.types import LogitsRecorded, TokenSampled
 from engine.request import SamplingParams
-from engine.sampling.processors import ORDER, TRANSFORMERS_ORDER, TokenCounts, apply_penalties, process
+from engine.sampling.processors import ORDER, TRANSFORMERS_ORDER, TokenCounts, apply_penalties
 from explorer.sampling.rows import logits_of
 
 KNOBS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -36,6 +36,7 @@ class Basis:
         self.full = full
         self.counts = self._counts(*history)
         self._walk: tuple[tuple[float, ...], Any] | None = None
+        self.penalised = np.zeros(0)  # probabilities in the order of the last walk
 
     @classmethod
     def of_logits(cls, e: LogitsRecorded, history: tuple[list[int], list[int]]) -> "Basis":
@@ -67,6 +68,7 @@ class Basis:
             raw = self.logits[0].double().numpy()
             raw = np.exp(raw - raw.max()) / np.exp(raw - raw.max()).sum() if self.full else np.exp(raw)
             self._walk = key, (at, raw[at], ordered)
+            self.penalised = _softmax(ordered[0].double().numpy())
         found: tuple[np.ndarray, np.ndarray, torch.Tensor] = self._walk[1]
         return found
 
@@ -113,26 +115,54 @@ def recompute(basis: Basis, params: SamplingParams, u: float | None, order: tupl
     if order[0] != "penalties":
         raise ValueError(f"order must begin with the penalties, got {order!r}")
     at, raw, x = basis.walk(params)
-    stages = {"penalties": _softmax(x[0].double().numpy())}
+    stages = {"penalties": basis.penalised}
     left = {"penalties": len(at)}
     removed = np.full(len(at), -1, np.int8)
-    weights: np.ndarray = np.zeros(0)
-    on = [name for name in order[1:] if name == "temperature" or name in active(params, order)]  # the others leave everything
-    applied = dict(process(x, params, None, on))
+    weights = _weights(x, params.temperature)
+    alive = 1 if params.temperature == 0 else int((x > -torch.inf).sum())  # where a weight is too small for a float, too
+    kept, before = len(at), "penalties"
     for i, name in enumerate(order[1:], start=1):
-        x = applied.get(name, x)
-        values = x[0].double().numpy()
-        alive = values > -np.inf
-        removed[~alive & (removed < 0)] = i
-        if name == "temperature":
-            weights = np.where(alive, np.exp(np.where(alive, values - values.max(), 0.0)), 0.0)
-        kept = np.where(alive, weights, 0.0)  # a filter takes away; what it leaves keeps its proportions
-        stages[name] = kept / kept.sum()
-        left[name] = int(alive.sum())
+        now = min(kept, alive if name == "temperature" else _first(name, weights[:kept], params))
+        if now == kept and name != "temperature":
+            stages[name] = stages[before]
+        else:
+            removed[now:kept] = i
+            stages[name] = np.zeros(len(at))
+            np.divide(weights[:now], weights[:now].sum(), out=stages[name][:now])
+        left[name] = kept = now
+        before = name
+    weights[kept:] = 0.0
     return Outcome(
-        basis.token_ids[at], raw, stages, left, removed, tuple(order), landing(kept, u), _exact(basis, params, left, len(at)),
+        basis.token_ids[at], raw, stages, left, removed, tuple(order), landing(weights, u), _exact(basis, params, left, len(at)),
         basis.full,
     )  # fmt: skip
+
+
+def _weights(x: torch.Tensor, temperature: float) -> np.ndarray:
+    """exp of the logits [1, N] at a temperature, the likeliest 1; float64 [N]. 0: the first alone."""
+    if temperature == 0:
+        return np.eye(1, x.shape[1])[0]
+    values = x[0].double().numpy()
+    with np.errstate(invalid="ignore"):  # of equal infinities
+        return np.where(values == values[0], 1.0, np.exp((values - values[0]) / temperature))
+
+
+def _first(name: str, weights: np.ndarray, params: SamplingParams) -> int:
+    """How many a processor leaves of tokens in the order of the walk: each of them takes away from the end.
+
+    The definitions are those of ``engine.sampling.processors``, to which tests hold this; there each works on its own, in any
+    order of tokens, and sorts. A slider wants its answer sooner.
+    """
+    if params.temperature == 0:
+        return len(weights)
+    if name == "min_p" and params.min_p > 0:
+        return int(np.count_nonzero(weights >= params.min_p * weights[0]))
+    if name == "top_k" and params.top_k > 0:
+        return params.top_k
+    if name == "top_p" and params.top_p < 1:
+        mass = np.cumsum(weights / weights.sum())
+        return 1 + int(np.count_nonzero(mass[:-1] < params.top_p))
+    return len(weights)
 
 
 def landing(weights: np.ndarray, u: float | None) -> int:
