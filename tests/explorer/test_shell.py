@@ -1,6 +1,8 @@
 from typing import Any
 
+import panel as pn
 import pytest
+from panel.util import edit_readonly
 
 from explorer.pages import HOME, PAGES
 from explorer.shell import Shell
@@ -133,6 +135,19 @@ def test_a_tick_with_nothing_new_sends_nothing(desk: Desk, shell: Shell, monkeyp
     shell._status_drawn = 0.0
     shell.tick()
     assert sent == []
+
+
+def test_the_page_does_not_follow_panels_busy(shell: Shell) -> None:
+    """Whatever a person does would send it twice, each time after a search through the whole page."""
+    before = pn.state.busy
+    try:
+        for now in (True, False):
+            with edit_readonly(pn.state):
+                pn.state.busy = now
+            assert shell.page.busy is False
+    finally:
+        with edit_readonly(pn.state):
+            pn.state.busy = before
 
 
 def test_messages_to_this_browser_show_once_and_can_be_dismissed(desk: Desk, shell: Shell) -> None:

@@ -44,6 +44,8 @@ def tidy(book: Any) -> Any:
     for cell in book.cells:
         tags = cell.metadata.get("tags", [])
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        if "view" in tags:
+            cell.metadata["scrolled"] = False  # Notebook 7 would cut a tall view to a box of its own
         if "check" in tags:
             cell.metadata["jupyter"] = {"source_hidden": True}  # its hints would give the answer away
         if cell.cell_type == "code":
