@@ -38,6 +38,9 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--stage", choices=("all", "text", "features", "train", "report"), default="all", help="do only this")
     own.add_argument("--epochs", type=int, help="passes over the text (default: one number for each drafter)")
     own.add_argument("--minutes", type=float, help="of training at most, for each drafter")
+    own.add_argument(
+        "--go-on", action="store_true", help="begin at the drafters that lie in --out, instead of at parts of the target"
+    )
     own.add_argument("--text-minutes", type=float, help="of making text at most")
     own.add_argument("--held-out", type=int, default=64, help="prompts that are kept for the report (default: %(default)s)")
     own.add_argument("--shard", type=int, default=SHARD, help="texts that are written at once (default: %(default)s)")
@@ -111,13 +114,14 @@ def train_and_report(options: argparse.Namespace, checkpoint: Checkpoint, shop: 
             if "train" in stages:
                 shop.write_datastore(path, options.model)
             elif path.exists():
-                print(f"{method}: {shop.datastore_accepted(path)}", flush=True)
+                shop.tell(method, shop.datastore_accepted(path), shop.datastore_accepted(path, prompt_lookup=True))
         elif "train" in stages:
             plan = PLANS[method] if options.epochs is None else replace(PLANS[method], epochs=options.epochs)
-            trained = shop.train(method, plan, options.minutes)
+            trained = shop.train(method, plan, options.minutes, path if options.go_on else None)
             shop.write(trained, path, options.model)
         elif path.exists():
-            print(f"{method}: {shop.accepted(shop.read(path, method))}", flush=True)
+            drafter = shop.read(path, method)
+            shop.tell(method, shop.accepted(drafter), shop.accepted(drafter, prompt_lookup=True))
     print(f"untrained exit after layer {shop.exit_layer}: {shop.untrained_exit()}", flush=True)
     write_summary(options.out, checkpoint.config, checkpoint.checksum)
 

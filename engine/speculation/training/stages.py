@@ -57,12 +57,15 @@ class Workshop:
     def training_tokens(self) -> int:
         return sum(len(example.token_ids) for example in self.examples)
 
-    def train(self, method: str, plan: Plan, minutes: float | None = None) -> Trainer:
-        """Train one drafter to the end of its plan, going on from its checkpoint where there is one."""
+    def train(self, method: str, plan: Plan, minutes: float | None = None, begin: Path | None = None) -> Trainer:
+        """Train one drafter to the end of its plan, going on from its checkpoint where there is one. ``begin``: the drafter file
+        that a new run begins at; None: at parts of the target."""
         if not self.examples:
             raise ValueError(f"{self.directory}: no features of any text: run the stages text and features first")
         sample = torch.cat([example.features for example in self.examples[:32]])
         drafter = initial_drafter(method, self.target, sample, exit_layer=self.exit_layer)
+        if begin is not None:
+            drafter.load_state_dict(self.read(begin, method).state_dict())
         name = f"{method}{self.exit_layer}" if method == "layer_skip" else method
         trainer = Trainer(drafter, self.ends, self.examples, plan, self.directory / f"run-{name}.safetensors")
         trainer.run(minutes)
@@ -85,10 +88,8 @@ class Workshop:
             path, drafter.method, tensors, self.ends.vocab, config=self.checkpoint.config, target=target,
             target_sha256=self.checkpoint.checksum, settings=drafter.settings(), card=card, dtype=_DTYPE,
         )  # fmt: skip
-        print(
-            f"{drafter.method}: {accepted}; {looked_up.mean_accepted:.2f} looking up first\n{path}: {path.stat().st_size / 1e6:.1f} MB",
-            flush=True,
-        )
+        self.tell(drafter.method, accepted, looked_up)
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
         return accepted
 
     def read(self, path: Path, method: str) -> Drafter:
@@ -111,15 +112,17 @@ class Workshop:
         tokens = sum(len(text) for text in texts)
         card = datastore_card(accepted, looked_up, tokens=tokens, held_out=len(self.held_out), target=target)
         write_datastore(path, texts, **facts, card=card)
-        print(
-            f"{REST}: {accepted}; {looked_up.mean_accepted:.2f} looking up first\n{path}: {path.stat().st_size / 1e6:.1f} MB",
-            flush=True,
-        )
+        self.tell(REST, accepted, looked_up)
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
         return accepted
 
     def datastore_accepted(self, path: Path, prompt_lookup: bool = False) -> Acceptance:
         datastore = read_datastore(path, self.checkpoint.config, self.checkpoint.checksum)
         return datastore_acceptance(datastore, self.held_out, prompt_lookup=prompt_lookup)
+
+    @staticmethod
+    def tell(method: str, accepted: Acceptance, looked_up: Acceptance) -> None:
+        print(f"{method}: {accepted}; {looked_up.mean_accepted:.2f} where the text is looked up first", flush=True)
 
     def untrained_exit(self) -> Acceptance:
         """Of the target's own norm and whole head after its first layers, nothing trained."""

@@ -102,7 +102,7 @@ class Trainer:
         for rows in self._remaining(steps):
             progress = self.step / steps
             if minutes is not None:
-                progress = max(progress, self.seconds / (60 * minutes))
+                progress = max(progress, self.seconds / (60 * minutes) if minutes > 0 else 1.0)
             if progress >= 1 or self.step == last_step:
                 break
             for name, value in self._train(rows, progress).items():

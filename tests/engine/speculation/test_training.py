@@ -437,6 +437,26 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert stamps == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "work").glob("[tfhv]*")}
 
 
+@pytest.mark.slow
+def test_training_goes_on_from_what_is_there(target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With no step to make, the same weights are written again."""
+    arguments = [
+        "--model", str(tiny_parts()[1].path), "--tokens", "300", "--vocab", "200", "--exit-layer", "1", "--epochs", "1", "--threads", "1", "--shard", "3",
+        "--held-out", "2", "--out", str(tmp_path / "out"), "--directory", str(tmp_path / "work"), "--only", "eagle",
+    ]  # fmt: skip
+    assert command.main(arguments) == 0
+    path = tmp_path / "out" / "eagle.safetensors"
+    parts = tiny_parts()[0]
+    first = read_drafter(path, "eagle", parts.model_config, parts.model_facts["sha256"])
+    assert command.main([*arguments, "--stage", "train", "--no-resume", "--minutes", "0", "--go-on"]) == 0
+    again = read_drafter(path, "eagle", parts.model_config, parts.model_facts["sha256"])
+    assert all(torch.equal(first.tensors[name], again.tensors[name]) for name in first.tensors)
+    assert command.main([*arguments, "--stage", "train", "--no-resume", "--minutes", "0"]) == 0
+    anew = read_drafter(path, "eagle", parts.model_config, parts.model_facts["sha256"])
+    assert any(not torch.equal(first.tensors[name], anew.tensors[name]) for name in first.tensors)
+    assert "where the text is looked up first" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
