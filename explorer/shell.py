@@ -16,6 +16,7 @@ from explorer.canvas.transport import Transport
 from explorer.export.takeout import TakeOut
 from explorer.i18n import _
 from explorer.knobs import KnobPanel
+from explorer.pace import CROWDING
 from explorer.pages import HOME, PAGES
 from explorer.replay import Replay, ReplayBar
 from explorer.runs import DEFAULT_RUN
@@ -33,7 +34,7 @@ PHONE_PX = 600
 
 
 class Shell:
-    """One browser's frame. ``page`` is what the app serves; ``tick`` is called every TICK_MS on the document."""
+    """One browser's frame. ``page`` is what the app serves; ``tick`` is called up to every TICK_MS on the document."""
 
     def __init__(self, session: Any, search: str = "", phone: bool = False) -> None:
         self.session = session
@@ -294,9 +295,14 @@ class Shell:
         document = self.document
 
         def start() -> None:
-            document.add_periodic_callback(self.tick, TICK_MS)
+            document.add_periodic_callback(self._follow, TICK_MS)
 
         document.add_next_tick_callback(start)
+
+    def _follow(self) -> None:
+        """Every TICK_MS. Who follows a running engine is drawn for as often as the machine can afford."""
+        if not self.clock.live or time.monotonic() - self._ticked > CROWDING.seconds() - TICK_MS / 2000:
+            self.tick()
 
     def _soon(self) -> None:
         """Draw before the next tick, where the document may be changed."""
