@@ -74,7 +74,8 @@ class Datastore:
     def follow(self, context: Sequence[int], count: int, confidence: float = 0.0) -> tuple[list[int], list[float]]:
         """Up to ``count`` tokens that may come after ``context``, and their shares; the last is the one at which the product of the
         shares falls below ``confidence``."""
-        tokens, shares, product = list(context[-LONGEST:]), [], 1.0
+        tokens, product = list(context[-LONGEST:]), 1.0
+        shares: list[float] = []
         first = len(tokens)
         while len(shares) < count and product >= confidence:
             found = self.find(tokens)
