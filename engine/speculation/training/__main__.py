@@ -118,7 +118,7 @@ def train_and_report(options: argparse.Namespace, checkpoint: Checkpoint, shop: 
         elif "train" in stages:
             plan = PLANS[method] if options.epochs is None else replace(PLANS[method], epochs=options.epochs)
             trained = shop.train(method, plan, options.minutes, path if options.go_on else None)
-            shop.write(trained, path, options.model)
+            shop.write(trained, path, options.model, options.go_on)
         elif path.exists():
             drafter = shop.read(path, method)
             shop.tell(method, shop.accepted(drafter), shop.accepted(drafter, prompt_lookup=True))

@@ -30,8 +30,9 @@ def card_of(
     coverage: float,
     held_out: int,
     target: str,
+    gone_on: bool = False,
 ) -> str:
-    """One paragraph of plain text."""
+    """One paragraph of plain text. ``gone_on``: the run began at a drafter that was trained before."""
     heads = len(drafter.heads) if hasattr(drafter, "heads") else 0  # type: ignore[arg-type]
     what = _WHAT[drafter.method].format(**{"num_heads": heads, **drafter.settings()})
     plan = trainer.plan
@@ -42,7 +43,7 @@ def card_of(
         f"{what} Trained on {tokens:,} tokens that {target} wrote itself (temperatures 0, 0.7 and 1, half through its chat template), "
         f"{trainer.step:,} steps of about {plan.batch_tokens:,} tokens ({trainer.step / trainer.steps_an_epoch:.1f} passes), "
         f"{trainer.seconds / 60:.0f} minutes on a CPU with {threads}; float32, AdamW, learning rate "
-        f"{plan.learning_rate:g} falling along a cosine; loss: KL divergence to the target's distribution over a draft vocabulary of "
+        f"{plan.learning_rate:g} falling along a cosine{' (going on from an earlier run, on text made the same way)' if gone_on else ''}; loss: KL divergence to the target's distribution over a draft vocabulary of "
         f"{vocab:,} tokens ({100 * coverage:.1f}% of held-out text){depth}{features}. "
         f"{reached(accepted, looked_up, held_out)}"
     )

@@ -71,7 +71,7 @@ class Workshop:
         trainer.run(minutes)
         return trainer
 
-    def write(self, trainer: Trainer, path: Path, target: str) -> Acceptance:
+    def write(self, trainer: Trainer, path: Path, target: str, gone_on: bool = False) -> Acceptance:
         """Round the weights as the file holds them, measure, and write file and card."""
         drafter = trainer.drafter
         with torch.no_grad():
@@ -82,7 +82,7 @@ class Workshop:
         drafter.load_state_dict(kept)
         card = card_of(
             drafter, trainer, accepted, looked_up, tokens=self.training_tokens, vocab=len(self.ends.vocab), coverage=self.coverage,
-            held_out=len(self.held_out), target=target,
+            held_out=len(self.held_out), target=target, gone_on=gone_on,
         )  # fmt: skip
         write_drafter(
             path, drafter.method, tensors, self.ends.vocab, config=self.checkpoint.config, target=target,
