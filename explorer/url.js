@@ -1,37 +1,18 @@
 // Mirrors the query of the page's address. push: a new entry in the history (Back returns here); otherwise the entry is replaced.
 // Python -> here: target = {search, push, seen: the last action Python knew}. Here -> Python: action = {seq, kind: "arrived", search, width, dark}.
-const LATER_MS = 150; // writing an address takes milliseconds that a picture waits for; while a slider moves it is not written
-
 function render({ model, el }) {
   let seq = model.get("action")?.seq ?? 0;
   // Another page begins at its top, wherever the one before was scrolled to.
   const toTop = () => {
     for (let node = el; node; node = node.parentNode ?? node.host) if (node.scrollTop) node.scrollTop = 0;
   };
-  const put = ({ search, push, seen }) => {
+  const write = () => {
+    const { search, push, seen } = model.get("target");
     // Back or Forward was pressed again since this was written: the answer to that is on its way.
     if (seen < seq || search === window.location.search) return;
     const address = window.location.pathname + search + window.location.hash;
     if (push) toTop();
     window.history[push ? "pushState" : "replaceState"](null, "", address);
-  };
-  let waiting = null;
-  let timer = 0;
-  const flush = () => {
-    clearTimeout(timer);
-    if (waiting) put(waiting);
-    waiting = null;
-  };
-  const write = () => {
-    const target = model.get("target");
-    if (target.push) {
-      flush(); // the entry that is left behind says where it was left
-      put(target);
-    } else {
-      waiting = target;
-      clearTimeout(timer);
-      timer = setTimeout(flush, LATER_MS);
-    }
   };
   const read = () => {
     const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
@@ -40,12 +21,9 @@ function render({ model, el }) {
   };
   model.on("change:target", write);
   window.addEventListener("popstate", read);
-  window.addEventListener("pagehide", flush);
   read();
   return () => {
     window.removeEventListener("popstate", read);
-    window.removeEventListener("pagehide", flush);
-    clearTimeout(timer);
     model.off("change:target", write);
   };
 }
