@@ -12,7 +12,7 @@ from explorer.i18n import _
 from explorer.sampling.whatif import KNOBS
 from explorer.theme import grid
 
-DEBOUNCE_MS = 4  # Panel's 50 would be felt; with 0 key presses are lost while the page is busy
+DEBOUNCE_MS = 15  # Panel's 50 would be felt; with 4 a key press was lost while the machine was busy
 
 
 class Settings(pn.viewable.Viewer):
