@@ -155,8 +155,6 @@ def apply_temperature(logits: Tensor, temperature: PerRow) -> Tensor:
     x = logits.double()
     top = x.amax(-1, keepdim=True)
     scaled = torch.where(x == top, torch.where(x.isinf(), x, 0.0), (x - top) / t)
-    if not t.ndim and t != 0:
-        return scaled
     first = torch.arange(x.shape[-1], device=x.device) == x.argmax(-1, keepdim=True)
     greedy = torch.where(first | x.isnan(), x, NEG_INF)
     return torch.where(t == 0, greedy, scaled)
@@ -240,8 +238,6 @@ def _column(value: PerRow, logits: Tensor) -> Tensor:
 
 def _rank(logits: Tensor) -> Tensor:
     """The place of each token in the order (0: likeliest), int64 [S, V]."""
-    if (logits[..., 1:] <= logits[..., :-1]).all():  # as they come out of a sort, and go through one processor after the other
-        return torch.arange(logits.shape[-1], device=logits.device).expand(logits.shape)
     order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
     return order.argsort(-1)
 
