@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.events.types import Candidate, LogitsRecorded, TokenSampled
 from engine.request import SamplingParams
-from engine.sampling.processors import ORDER, TRANSFORMERS_ORDER
+from engine.sampling.processors import ORDER, TRANSFORMERS_ORDER, TokenCounts, process, removed_by
 from engine.sampling.sampler import Sampler, SampleRow
 from explorer.sampling.choice import outcome_choice, recorded_choice
 from explorer.sampling.whatif import Basis, Orders, landing, orders_differ, params_of, recompute
@@ -218,3 +218,27 @@ def test_settings_of_a_log_are_checked() -> None:
     with pytest.raises(ValueError, match="top_p must be"):
         params_of({}, top_p=0.0)
     assert math.isclose(params_of({"min_p": 0.1}).min_p, 0.1)
+
+
+@given(
+    st.lists(st.sampled_from([-math.inf, *range(-4, 5)]), min_size=2, max_size=30).filter(lambda x: max(x) > -math.inf),
+    params_strategy,
+    st.sampled_from([None, 1.0]),
+    st.sampled_from([ORDER, TRANSFORMERS_ORDER]),
+)
+def test_prefixes_of_the_walk_are_what_the_processors_leave(logits, params, min_p, order) -> None:
+    """The engine's definitions, each applied to all tokens; with ties, tokens of no mass, and equals of the likeliest at min_p 1."""
+    params = params if min_p is None else params.changed(min_p=min_p)
+    history = [0, 1, 1]
+    basis = Basis(np.arange(len(logits)), np.array(logits, dtype=np.float32), True, (history, []))
+    out = recompute(basis, params, 0.5, order)
+    rows = torch.tensor([logits], dtype=torch.float32)
+    counts = TokenCounts(history)
+    stages = dict(process(rows, params, counts, order))
+    for name in order[1:]:
+        want = stages[name][0].softmax(-1).numpy()
+        np.testing.assert_allclose(out.stages[name], want[out.token_ids], atol=1e-12)
+        assert out.left[name] == int((stages[name] > -math.inf).sum())
+    gone = removed_by(rows, params, counts, order)[0].numpy()[out.token_ids]
+    seen = np.array(logits)[out.token_ids] > -math.inf
+    assert (out.removed_by[seen] == gone[seen]).all()
