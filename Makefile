@@ -2,6 +2,7 @@
 # make lab    the notebooks in JupyterLab              make bench  what it costs and how fast it is (quiet machine, please)
 # make model  fetch the default model only             make lint   checks and types only
 # make clean  remove what was built here (the model stays in your cache)
+# make gpu    on a CUDA machine: the kernels' tests, golden tokens and benchmarks, in a table and gpu.json (no .venv: PYTHON has torch)
 #
 # PORT=5007 another port. JOBS=1 fewer test processes than two. PYTHON=/path/to/python3.12 the Python to build .venv with.
 
@@ -28,7 +29,7 @@ $(shell rm -f $(MADE))
 endif
 endif
 
-.PHONY: app test lab bench model lint browser clean
+.PHONY: app test lab bench model lint browser gpu clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := app
 
@@ -36,11 +37,11 @@ app: $(APP) model
 	@$(PY) -c 'import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", int(sys.argv[1])))' \
 		"$(PORT)" 2>/dev/null || { echo "Cannot listen on port $(PORT) (in use?). Try another: make app PORT=5007" >&2; exit 1; }
 	@echo "Cutaway: http://127.0.0.1:$(PORT)/apps   (Ctrl-C stops it)"
-	@exec $(PY) -m panel serve apps/ --address 127.0.0.1 --port $(PORT) --num-threads 4 $(SHOW) \
+	@exec $(PY) -m panel serve apps/ --address 127.0.0.1 --port $(PORT) $(SHOW) \
 		--allow-websocket-origin 127.0.0.1:$(PORT) --allow-websocket-origin localhost:$(PORT)
 
 test: lint browser model
-	$(PY) -m pytest $(SIDE_BY_SIDE) $(if $(CI),--durations=40)
+	$(PY) -m pytest $(SIDE_BY_SIDE) $(if $(CI),--durations=40 -m "not long")
 
 lint: $(TEST)
 	$(PY) -m ruff check .
@@ -51,6 +52,15 @@ bench: $(TEST) model
 	@for file in tests/bench/bench_*.py; do \
 		name=$$(basename $$file .py); echo "== $$name"; $(PY) -m tests.bench.$$name || exit 1; \
 	done
+
+# Needs no network and nothing but Python, torch, Triton, numpy and pytest: the first of PYTHON that has torch is taken as it is.
+# GPU="--seconds 300" (see python -m tests.gpu --help); CUTAWAY_CHECKPOINT=folder instead of random weights.
+GPU ?=
+gpu:
+	@for name in $(PYTHON) $(PY); do \
+		if "$$name" -c 'import torch, triton, pytest' 2>/dev/null; then exec "$$name" -m tests.gpu $(GPU); fi; \
+	done; \
+	echo "No Python with torch, triton and pytest among: $(PYTHON) $(PY). Name one: make gpu PYTHON=/path/to/python3.12" >&2; exit 1
 
 lab: $(APP) model
 	$(PY) -m jupyter lab notebooks/

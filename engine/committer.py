@@ -64,11 +64,8 @@ class Committer:
             before.append(run.request.num_computed_tokens)
             run.request.num_computed_tokens += run.num_tokens if run.draft is None else 1
         requests, rows, groups, drafts = self._sampling_requests(schedule)
-        sampled = (
-            self._sample(requests, logits if len(requests) == len(rows) == _num_rows(logits) else logits[rows])
-            if requests
-            else []
-        )
+        as_they_are = rows == list(range(_num_rows(logits)))
+        sampled = self._sample(requests, logits if as_they_are else logits[rows]) if requests else []
         choices = [(group, self.beams.choose(group, logits[at])) for group, at in groups]
         verdicts = self._verify(schedule, drafts, logits) if drafts else []
         done = time.perf_counter()
@@ -171,7 +168,9 @@ class Committer:
             f"{parent.group_id}#{index}" if index else parent.group_id, parent.prompt_token_ids, parent.params, parent.seed,
             owner=parent.owner, prompt_text=parent.prompt_text, arrived_ns=parent.arrived_ns, cache_salt=parent.cache_salt,
             cache_root=parent.cache_root, sample_index=index, parent_id=parent.request_id, group_id=parent.group_id,
+            priority=parent.priority,
         )  # fmt: skip
+        child.arrived_step, child.arrival_order = parent.arrived_step, parent.arrival_order
         child.stream = TextStream(self.engine.tokenizer, parent.params.stop)
         self.engine.siblings(parent.group_id).append(child)
         record_added(self.engine.recorder, child)

@@ -3,36 +3,40 @@
 Not thread-safe: one thread owns an Engine. For an engine in a process of its own see ``engine.process``.
 """
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from engine import reporting
-from engine.branching import History, make_branch, record_branch
+from engine.admission import Admission
+from engine.branching import History
 from engine.committer import Committer, StepOutput
 from engine.config import EngineConfig
-from engine.events.log import EventLog
 from engine.events.recorder import Recorder
-from engine.events.types import EngineStarted, Snapshot
 from engine.generation import Generation
 from engine.interrupts import interrupts_held
 from engine.knobs import Knobs
+from engine.kvcache.index import make_index
 from engine.kvcache.pool import BlockPool
-from engine.kvcache.prefix import salt_root
+from engine.kvcache.swap import SwapSpace
 from engine.loading import Parts, load_parts, make_kv_cache, make_runner
-from engine.output import TextStream
-from engine.request import Request, SamplingParams, request_seed
+from engine.request import Request
 from engine.scheduler import Schedule, Scheduler
 from engine.speculation.config import SpeculativeConfig
 from engine.speculation.speculator import SpecDecodeMetrics, Speculator
-from engine.timing import cache_timings
+from engine.studying import Studying
+from engine.watching import Watching
+from engine.weights.make import make_weights
+from engine.weights.plan import make_plan
+from engine.weights.requantizer import Requantizer
+from engine.weights.studies import Studies
 
 _log = logging.getLogger(__name__)
 
+LONGEST_WAIT_S = 0.005  # that a step lets pass when a batch is not full yet
 
-class Engine(Generation):
+
+class Engine(Admission, Generation, Watching, Studying):
     """A checkpoint, its KV pool and the requests that share them.
 
     >>> engine = Engine(EngineConfig(model="smollm2-135m", max_num_seqs=8))
@@ -43,9 +47,15 @@ class Engine(Generation):
         """``parts`` takes what ``load_parts`` gave before (tests share one loaded model). ValueError for a model that cannot run."""
         self.parts = parts if parts is not None else load_parts(config or EngineConfig())
         self.config = self.parts.resolve(config or EngineConfig())
+        plan = make_plan(self.config.quantization, self.config.quantization_group_size, self.config.quantization_options,
+                         self.parts.model_config.num_layers)  # fmt: skip
+        if plan != self.parts.weights.plan:
+            self.parts.install(make_weights(self.parts, plan))
         self.model_config = self.parts.model_config
         self.tokenizer = self.parts.tokenizer
         self.recorder = Recorder()
+        self.requantizer = Requantizer(self)
+        self.studies = Studies(self)
         self._next_id = 0
         self.knobs = Knobs(self)
         self.history = History()
@@ -62,11 +72,17 @@ class Engine(Generation):
     def build_cache(self) -> None:
         """An empty pool and the tensors behind it, for the current block size and pool size."""
         assert self.config.num_kv_blocks is not None
+        old = getattr(self, "scheduler", None)
+        if old is not None and old.swap is not None:
+            old.swap.drop_all("pool rebuilt")
+            old.swap = None
         self.kv = self.runner = None  # frees the old tensors before the new ones are made
         self.kv = make_kv_cache(self.parts, self.config)
         self.runner = make_runner(self.parts, self.kv, self.config)
-        self.pool = BlockPool(self.config.num_kv_blocks, self.config.block_size, self.recorder)
-        old = getattr(self, "scheduler", None)
+        self.studies.tracing.attach_again()
+        index = make_index(self.config.prefix_index, self.config.block_size)
+        self.pool = BlockPool(self.config.num_kv_blocks, self.config.block_size, self.recorder, index)
+        self.kv.held_by(self.pool.ref_counts)
         self.scheduler = Scheduler(
             self.pool,
             self.recorder,
@@ -74,11 +90,19 @@ class Engine(Generation):
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             enable_prefix_caching=self.config.enable_prefix_caching,
             enable_chunked_prefill=self.config.enable_chunked_prefill,
+            batching=self.config.batching,
+            batching_timeout_ms=self.config.batching_timeout_ms,
+            scheduling_policy=self.config.scheduling_policy,
+            watermark=self.config.watermark,
+            max_num_waiting=self.config.max_num_waiting,
+            preemption_mode=self.config.preemption_mode,
+            swap=SwapSpace(self.kv, self.recorder, self.config.swap_space),
+            partial_hits=self.kv.any_offset,
         )
         if old is not None:
+            self.scheduler.waiting = old.waiting
             for request in old.waiting:
                 request.block_hashes = []  # another block size, other blocks
-                self.scheduler.add(request)
         self.speculate(self.config.speculative)
 
     def speculate(self, config: SpeculativeConfig | None) -> None:
@@ -89,138 +113,6 @@ class Engine(Generation):
     def metrics(self) -> dict[str, Any]:
         """Counters since the engine was made, under vLLM's names."""
         return self.spec_decode_metrics.as_dict()
-
-    # -- requests in ---------------------------------------------------------------------------------------------------
-
-    @property
-    def max_tokens_of_a_request(self) -> int:
-        """Prompt and output together: the model's length or the pool's size, whichever is smaller."""
-        assert self.config.max_model_len is not None
-        return min(self.config.max_model_len, self.pool.num_blocks * self.pool.block_size)
-
-    def most_tokens(self, request: Request) -> int:
-        """Prompt and output of this request: as above, and less where its beams may need the pool's blocks."""
-        assert self.config.max_model_len is not None
-        in_pool = self.scheduler.most_tokens(request.num_prompt_tokens, request.params.beam_width or 1)
-        return min(self.config.max_model_len, in_pool)
-
-    def why_no_longer(self, request: Request) -> str:
-        """What bounds ``most_tokens``."""
-        return "max_model_len" if self.most_tokens(request) == self.config.max_model_len else "the KV pool is full"
-
-    def add_request(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, *, owner: str = "local",
-        request_id: str | None = None, cache_salt: str | None = None,
-    ) -> str:  # fmt: skip
-        """Queue a request; it runs from the next step on. Returns its id.
-
-        ``prompt``: text, encoded as it stands, or token ids. ``cache_salt``: requests share cached prefixes only with
-        requests of the same salt. ValueError: an empty prompt, one that does not fit, a token id the model does not have.
-        """
-        self._check_open()
-        params = params if params is not None else SamplingParams()
-        if not isinstance(params, SamplingParams):
-            raise ValueError(f"params must be SamplingParams, got {type(params).__name__}")
-        for name, value in (("owner", owner), ("cache_salt", cache_salt)):
-            if not isinstance(value, str) and (name == "owner" or value is not None):
-                raise ValueError(f"{name} must be text, got {value!r}")
-        token_ids, text = self._tokens(prompt)
-        if request_id is None:
-            request_id = self._unused_id()
-        self._check_unused("request_id", request_id)
-        seed = params.seed if params.seed is not None else request_seed(self.config.seed, request_id)
-        request = Request(
-            request_id, token_ids, params, seed, owner=owner, prompt_text=text, arrived_ns=time.monotonic_ns(),
-            cache_salt=cache_salt, cache_root=salt_root(cache_salt),
-        )  # fmt: skip
-        request.stream = TextStream(self.tokenizer, params.stop)
-        if params.beam_width is not None:
-            self._check_room_for_beams(request, params.beam_width)
-        self._enter(request)
-        return request_id
-
-    def _check_room_for_beams(self, request: Request, width: int) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if width > getattr(self.config, name):
-                raise ValueError(f"beam_width must be at most {name} ({getattr(self.config, name)}), got {width}")
-        need = self.scheduler.most_blocks(request.num_prompt_tokens, request.num_tokens + 1, width)
-        if need > self.pool.num_blocks:
-            raise ValueError(
-                f"{width} beams of a prompt of {request.num_tokens} tokens need {need} blocks, the KV pool has {self.pool.num_blocks}"
-            )
-
-    def _enter(self, request: Request) -> None:
-        """Take a request in."""
-        self._requests[request.request_id] = [request]
-        self.committer.open_group(request)
-        self.scheduler.add(request)
-        reporting.record_added(self.recorder, request)
-
-    def branch(
-        self, request_id: str, position: int, token_id: int, params: SamplingParams | None = None, *, owner: str = "local",
-        branch_id: str | None = None,
-    ) -> str:  # fmt: skip
-        """A new request that goes on from another one's tokens, with ``token_id`` in place of the one at ``position``. Returns its id.
-
-        ``request_id``: an unfinished request or one of the last that finished, "id#1" for a sibling or beam; ``position`` counts
-        from the first prompt token. Seed, salt and the other parameters are the source's unless ``params`` are given; what was
-        output before ``position`` counts as output, and the draws are those of the same positions, so the forced token is
-        all that differs. Its prefix comes from the cache. ValueError: no such request, no such position or token, beams.
-        """
-        if not isinstance(owner, str):
-            raise ValueError(f"owner must be text, got {owner!r}")
-        self._check_open()
-        source = self.history.find(self._requests, request_id)
-        if branch_id is None:
-            branch_id = self._unused_id()
-        self._check_unused("branch_id", branch_id)
-        request = make_branch(self, source, branch_id, position, token_id, params, owner)
-        self._enter(request)
-        record_branch(self, request, source)
-        output = request.output_token_ids
-        if output:
-            self.committer.emit(branch_id, 0, request.stream.text, tuple(output))
-            self.keep_outputs()
-        return branch_id
-
-    def _check_open(self) -> None:
-        if self.runner is None:
-            raise ValueError("the engine was closed: make a new one")
-
-    def _check_unused(self, name: str, request_id: Any) -> None:
-        if not isinstance(request_id, str) or request_id in self._requests or not request_id or "#" in request_id:
-            raise ValueError(f"{name} must be unused, not empty and without '#', got {request_id!r}")
-
-    def _unused_id(self) -> str:
-        while True:
-            request_id = f"req-{self._next_id}"
-            self._next_id += 1
-            if request_id not in self._requests:
-                return request_id
-
-    def _tokens(self, prompt: str | Sequence[int]) -> tuple[list[int], str]:
-        limit = self.max_tokens_of_a_request
-        if isinstance(prompt, str):
-            # A token of the vocabulary covers a bounded number of characters, so an absurd paste is refused unencoded.
-            if len(prompt) > limit * self.tokenizer.max_token_chars:
-                raise ValueError(
-                    f"the prompt has {len(prompt):,} characters; at most {limit:,} tokens fit (max_model_len and the KV pool)"
-                )
-            token_ids, text = self.tokenizer.encode(prompt), prompt
-        else:
-            if not isinstance(prompt, Iterable):
-                raise ValueError(f"a prompt must be text or a list of token ids, got {prompt!r}")
-            token_ids = list(prompt)
-            for token in token_ids:
-                if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.model_config.vocab_size:
-                    raise ValueError(f"token ids must be integers in [0, {self.model_config.vocab_size}), got {token!r}")
-            text = self.tokenizer.decode(token_ids)
-        if not token_ids:
-            raise ValueError("the prompt is empty: at least one token is needed")
-        if len(token_ids) >= limit:
-            why = "the KV pool" if limit < (self.config.max_model_len or limit) else "max_model_len"
-            raise ValueError(f"the prompt has {len(token_ids):,} tokens; {why} allows {limit:,} with at least one of output")
-        return token_ids, text
 
     # -- the step ------------------------------------------------------------------------------------------------------
 
@@ -233,6 +125,10 @@ class Engine(Generation):
         outputs, self._undelivered = self._undelivered, []
         return outputs + new
 
+    def step_and_keep(self) -> None:
+        """One step whose outputs are for the next to ask."""
+        self._undelivered += self._step()
+
     def _step(self) -> list[StepOutput]:
         outputs: list[StepOutput] = []
         try:
@@ -244,8 +140,14 @@ class Engine(Generation):
         return outputs
 
     def _whole_step(self) -> list[StepOutput]:
+        if self.busy_beside_steps:
+            self.poll()
         t0 = time.perf_counter()
         if not self.scheduler.running and not self.scheduler.waiting:
+            return self.committer.take_outputs()
+        wait_s = self.scheduler.batcher.ready_in_s()
+        if wait_s > 0:  # a dynamic batch is gathered; not for long at a time, since more may come
+            time.sleep(min(wait_s, LONGEST_WAIT_S))
             return self.committer.take_outputs()
         self.recorder.step += 1
         if self.speculator is not None:
@@ -259,10 +161,12 @@ class Engine(Generation):
             t2 = time.perf_counter()
             logits, features = self._run(schedule)
         except BaseException as error:
+            self.scheduler.batcher.end_padding(schedule)
             self._fail(schedule, error)
             raise
         t3 = time.perf_counter()
         self.forward_ms = 1e3 * (t3 - t2)  # of the last pass
+        self.scheduler.batcher.end_padding(schedule)
         outputs, t4 = self.committer.commit(schedule, logits)
         if self.speculator is not None:
             self.speculator.observe(schedule, logits, features, step_ms=1e3 * (time.perf_counter() - t0))
@@ -272,19 +176,21 @@ class Engine(Generation):
         return outputs + self.committer.take_outputs()
 
     def _copy_blocks(self, schedule: Schedule) -> None:
-        if schedule.copies:
-            src, dst = [src for src, _ in schedule.copies], [dst for _, dst in schedule.copies]
-            self.kv.copy_blocks(src, dst)
-            if self.speculator is not None:
-                self.speculator.drafter.copy_blocks(src, dst)
+        copies = schedule.copies + schedule.part_copies
+        if copies:
+            self.kv.copy_blocks([src for src, _ in copies], [dst for _, dst in copies])
+        if schedule.copies and self.speculator is not None:  # of a part it would not know how much is good
+            self.speculator.drafter.copy_blocks([src for src, _ in schedule.copies], [dst for _, dst in schedule.copies])
+        self.scheduler.bring_back(schedule)
 
     def _run(self, schedule: Schedule) -> tuple[Any, Any]:
         """Logits, a row for each that is wanted; and what the head reads, where the drafter wants to know."""
-        if not schedule.runs:
+        runs = [*schedule.runs, *schedule.padding]
+        if not runs:
             return None, None
         if self.speculator is not None and self.speculator.needs_features:
-            return self.runner.run_with_features(schedule.runs)
-        return self.runner.run(schedule.runs), None
+            return self.runner.run_with_features(runs)
+        return self.runner.run(runs), None
 
     def _fail(self, schedule: Schedule, error: BaseException) -> None:
         """The forward pass broke: those who were in it are told, the others can go on."""
@@ -347,10 +253,13 @@ class Engine(Generation):
 
     # -- knobs (engine.knobs) ----------------------------------------------------------------------------------------------
 
-    def reconfigure(self, *, by: str = "", **knobs: Any) -> None:
-        """Change knobs: batch size, token budget and the switches from the next step on; block size and pool size once the running
-        requests have drained (waiting ones wait). ValueError for a name that is no knob, or a value out of range: nothing changes."""
-        self.knobs.reconfigure(by, knobs)
+    def reconfigure(self, *, by: str = "", wait: bool = True, **knobs: Any) -> None:
+        """Change knobs: batch size, token budget and the switches from the next step on; block size, pool size and the KV cache's dtype
+        once the running requests have drained (waiting ones wait); the weights (quantization, its group size and options) as soon as
+        the new ones are made, and running requests are then computed again. ``wait``: until they are made; False: they are made
+        beside the running engine, which takes them between two steps. ValueError for a name that is no knob, or a value out of
+        range: nothing changes."""
+        self.knobs.reconfigure(by, knobs, wait)
 
     def update_sampling(self, request_id: str, *, by: str = "", **changes: Any) -> None:
         """Change a running request's sampling parameters from its next token on (all siblings of n > 1, all beams).
@@ -359,61 +268,6 @@ class Engine(Generation):
         a value out of range.
         """
         self.knobs.update_sampling(request_id, by, changes)
-
-    # -- watching ------------------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def record(self, capacity: int = 1_000_000) -> Iterator[EventLog]:
-        """Every event of the block, in a log that starts with what is running and a snapshot."""
-        log = EventLog(capacity=capacity)
-        log.append(self.started_event())
-        log.append(self.snapshot())
-        self.recorder.attach(log.append)
-        try:
-            yield log
-        finally:
-            self.recorder.detach(log.append)
-
-    def watch(self, kind: str, request_id: str | None = None, *, top: int = 20, positions: int = 512) -> None:
-        """Turn on a costly observation: ``watch("tokens", top=k)`` (how each token was chosen, with k candidates) or
-        ``watch("logits", request_id)`` (its full logits in 16 bits, for the next ``positions`` tokens). Recorded only while a log is attached."""
-        if kind == "tokens":
-            if not isinstance(top, int) or not 0 <= top <= 1000:
-                raise ValueError(f"top must be an integer in [0, 1000], got {top!r}")
-            self.recorder.tokens_top = top
-        elif kind == "logits":
-            if request_id is None or not any(
-                r.request_id == request_id for group in self._requests.values() for r in group
-            ):  # "id#1": a sibling
-                raise ValueError(f"no unfinished request {request_id!r} to watch")
-            if not isinstance(positions, int) or not 1 <= positions <= 4096:
-                raise ValueError(f"positions must be an integer in [1, 4096], got {positions!r}")
-            self.recorder.watched_logits[request_id] = positions
-        else:
-            raise ValueError(f"unknown observation {kind!r}; known: 'tokens', 'logits'")
-
-    def unwatch(self, kind: str, request_id: str | None = None) -> None:
-        if kind == "tokens":
-            self.recorder.tokens_top = None
-        elif kind == "logits":
-            self.recorder.watched_logits.pop(request_id or "", None)
-        else:
-            raise ValueError(f"unknown observation {kind!r}; known: 'tokens', 'logits'")
-
-    def measure_cache(self, lengths: Sequence[int]) -> tuple[list[float], list[float]]:
-        """Milliseconds of one step at each context length: with the KV cache (one token computed), and without (all of them).
-
-        Really run, on free blocks of the pool between two steps; recorded as CacheTimed. ValueError for a length that does not fit.
-        """
-        return cache_timings(self, list(lengths))
-
-    def started_event(self) -> EngineStarted:
-        """What is running: model, device, configuration."""
-        return reporting.started(self)
-
-    def snapshot(self) -> Snapshot:
-        """The whole visible state, as a late watcher needs it."""
-        return reporting.snapshot(self)
 
     def check_integrity(self) -> None:
         """RuntimeError unless tables, reference counts, prefix index and queues agree. Callable at any time between steps."""
@@ -425,10 +279,14 @@ class Engine(Generation):
             blocks = -(-request.num_computed_tokens // self.pool.block_size)
             if len(request.block_ids) != blocks:
                 raise RuntimeError(f"{request!r} should hold {blocks} blocks")
-        self.pool.check_integrity({r.request_id: r.block_ids for r in queued})
+        ended = {f"{r.request_id}, which has ended,": r.block_ids for r in self.scheduler.batcher.ended}
+        self.pool.check_integrity({r.request_id: r.block_ids for r in queued} | ended)
+        self.scheduler.check_kept()
 
     def close(self) -> None:
         """Abort everything and free the tensors."""
         for request_id in list(self._requests):
             self.abort(request_id, "the engine was closed")
+        self.requantizer.close()
+        self.studies.cancel()
         self.runner = self.kv = None

@@ -1,12 +1,20 @@
-"""The knobs of an engine: what changes at the next step, what waits until the running requests have drained."""
+"""The knobs of an engine: what changes at the next step, what waits until the running requests have drained.
+
+The draining ones (block size, pool size, the KV cache's dtype) rebuild the pool, empty: running requests finish with the old one
+first, as they began; those that wait are computed with the new one, and nothing cached is carried over.
+
+Those of the weights (``WEIGHT_KNOBS``) change together. Running requests are computed again under the new weights; see
+``engine.weights.requantizer``.
+"""
 
 import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from engine.config import DRAINING_KNOBS, LIVE_KNOBS
+from engine.config import DRAINING_KNOBS, LIVE_KNOBS, WEIGHT_KNOBS
 from engine.events.types import KnobChanged, PoolResized
 from engine.speculation.config import SpeculativeConfig
+from engine.weights.plan import WeightPlan, make_plan
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -32,11 +40,13 @@ class Knobs:
 
     def __init__(self, engine: "Engine") -> None:
         self.engine = engine
-        self.draining: dict[str, tuple[int, str]] = {}  # knob -> (value, who), waiting for the running requests
+        self.draining: dict[str, tuple[Any, str]] = {}  # knob -> (value, who), waiting for the running requests
 
-    def reconfigure(self, by: str, knobs: dict[str, Any]) -> None:
+    def reconfigure(self, by: str, knobs: dict[str, Any], wait: bool = True) -> None:
         engine = self.engine
-        allowed = LIVE_KNOBS + DRAINING_KNOBS
+        allowed = LIVE_KNOBS + DRAINING_KNOBS + WEIGHT_KNOBS
+        weights = {name: knobs.pop(name) for name in WEIGHT_KNOBS if name in knobs}
+        plan = self._plan(weights) if weights else None
         for name in knobs:
             engine.config.changed(**{name: knobs[name]})  # an unknown name or a bad value says so itself
             if name not in allowed:
@@ -71,6 +81,48 @@ class Knobs:
         engine.scheduler.draining = bool(self.draining)
         self.apply_draining()
         engine.keep_outputs()  # of requests that no longer fit
+        if plan is not None:
+            self._change_weights(plan, by, wait)
+
+    # -- weights -----------------------------------------------------------------------------------------------------------
+
+    def _plan(self, changes: dict[str, Any]) -> WeightPlan:
+        """The plan with these changes: another method comes without the old one's group size and options."""
+        config = self.engine.config
+        wanted = {name: getattr(config, name) for name in WEIGHT_KNOBS}
+        if "quantization" in changes and changes["quantization"] != config.quantization:
+            wanted = dict.fromkeys(WEIGHT_KNOBS)
+        wanted |= changes
+        method, group_size, options = (wanted[name] for name in WEIGHT_KNOBS)
+        plan = make_plan(method, group_size, options, self.engine.model_config.num_layers)
+        config.changed(**wanted)  # what is wrong with it in itself
+        return plan
+
+    def _change_weights(self, plan: WeightPlan, by: str, wait: bool) -> None:
+        requantizer = self.engine.requantizer
+        if plan == requantizer.plan:
+            return
+        if not (wait or self.engine.config.quantization == plan.method):
+            self._record("quantization", self.engine.config.quantization, plan.method, by, draining=True)
+        requantizer.start(plan, by, wait)
+
+    def weights_changed(self, plan: WeightPlan, by: str) -> None:
+        """Other weights run: the configuration says so from here on."""
+        old = self.engine.config
+        values = {
+            "quantization": plan.method,
+            "quantization_group_size": plan.group_size,
+            "quantization_options": dict(plan.options) or None,
+        }
+        self.engine.config = old.changed(**values)
+        for name, value in values.items():
+            if name == "quantization" or value != getattr(old, name):
+                self._record(name, getattr(old, name), value, by)
+
+    def weights_stay(self, by: str) -> None:
+        """Nothing came of a change that was on its way."""
+        current = self.engine.config.quantization
+        self._record("quantization", current, current, by)
 
     def _record(self, name: str, old: Any, new: Any, by: str, request_id: str | None = None, draining: bool = False) -> None:
         recorder = self.engine.recorder

@@ -1,7 +1,7 @@
 """From a configuration to what an Engine is made of: the checkpoint's parts on a device, and facts in place of "auto"."""
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -9,19 +9,27 @@ from typing import Any
 import psutil
 import torch
 
+from engine.attention import triton
 from engine.attention.base import create_attention
 from engine.config import EngineConfig
+from engine.cuda_graphs import DecodeGraphs
 from engine.hardware.cost import CostFacts
 from engine.hardware.device import DeviceFacts, resolve_device
+from engine.hardware.heap import give_back
+from engine.kvcache.create import block_bytes, create_kv_cache
 from engine.kvcache.layout import KVCache
 from engine.model import compiled
-from engine.model.checkpoint import load_checkpoint
+from engine.model.checkpoint import Checkpoint, load_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.llama import Model
 from engine.model.store import cache_directory, resolve_model
 from engine.model.tokenizer import Tokenizer
 from engine.runner import Runner
 from engine.version import __version__
+from engine.weights import state as weights_state
+from engine.weights.build import Built
+from engine.weights.make import make_weights
+from engine.weights.plan import WeightPlan
 
 DEFAULT_MODEL_LEN = 2048  # when nobody says: longer contexts are asked for, and paid for, explicitly
 DEFAULT_CPU_BLOCK_TOKENS = 8192  # tokens the pool holds on a CPU when nobody says
@@ -39,11 +47,30 @@ class Parts:
     device: DeviceFacts
     model_facts: dict[str, Any]
     versions: dict[str, str]
+    checkpoint: Checkpoint
     not_compiled: str = ""  # why steps of one request are not compiled
+
+    def __post_init__(self) -> None:
+        self.weights = weights_state.of_model(self)
+        self.flow_states: dict[int, torch.Tensor] = {}  # see engine.weights.original
+
+    def install(self, built: Built) -> None:
+        """Run these layers from the next forward pass on."""
+        head = built.head
+        if head is None and self.weights.plan.options.get("head"):
+            tied = self.model_config.tie_word_embeddings
+            name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+            head = self.model.backend.pack(self.checkpoint.tensors[name], None)
+        self.model.set_layers(built.layers, built.unpacking, head)
+        self.weights = weights_state.of_model(self, built)
+        self.__dict__.pop("cost_facts", None)
+        give_back()
 
     @cached_property
     def cost_facts(self) -> CostFacts:
-        return CostFacts.from_facts(self.model_facts, self.device.dtype)
+        facts = CostFacts.from_facts(self.model_facts, self.device.dtype)
+        plain = self.weights.num_weights * self.device.torch_dtype.itemsize
+        return replace(facts, layer_weight_bytes=facts.layer_weight_bytes - plain + self.weights.linear_bytes)
 
     @property
     def device_facts(self) -> dict[str, Any]:
@@ -71,7 +98,7 @@ class Parts:
         return config
 
     def _block_bytes(self, config: EngineConfig) -> int:
-        return KVCache.bytes_per_block_of(self.model_config, config.block_size, self.device.torch_dtype)
+        return block_bytes(config.kv_cache_dtype, self.model_config, config.block_size, self.device.torch_dtype)
 
     def _default_blocks(self, config: EngineConfig) -> int:
         size = config.block_size
@@ -101,7 +128,7 @@ def load_parts(config: EngineConfig) -> Parts:
     """Find, read and place the checkpoint. ValueError (naming file and tensor) for one that cannot run here."""
     path = resolve_model(config.model)
     checkpoint = load_checkpoint(path)
-    device = resolve_device(config.device, config.dtype, config.attention_backend)
+    device = _with_kernels(resolve_device(config.device, config.dtype, config.attention_backend), config, checkpoint.config)
     unfit = (
         "enforce_eager" if config.enforce_eager else compiled.unfit(checkpoint.config, device.torch_device, device.torch_dtype)
     )
@@ -115,16 +142,39 @@ def load_parts(config: EngineConfig) -> Parts:
         "sha256": checkpoint.checksum,
     }
     versions = {"cutaway": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
-    return Parts(path, checkpoint.config, checkpoint.tokenizer, model, device, facts, versions, unfit)
+    parts = Parts(path, checkpoint.config, checkpoint.tokenizer, model, device, facts, versions, checkpoint, unfit)
+    if checkpoint.quantized:  # until here it ran dequantised
+        parts.install(make_weights(parts, WeightPlan()))
+    else:
+        give_back()
+    return parts
+
+
+def _with_kernels(device: DeviceFacts, config: EngineConfig, model: ModelConfig) -> DeviceFacts:
+    """Torch's attention where ours does not fit the model and was not asked for by name; ValueError where it was."""
+    why = triton.unfit(model) if device.attention_backend == "triton" else ""
+    if not why:
+        return device
+    if config.attention_backend == "triton":
+        raise ValueError(f"attention_backend='triton': {why}")
+    return replace(device, attention_backend="torch", why=f"{device.why}, but {why}: by torch")
 
 
 def make_kv_cache(parts: Parts, config: EngineConfig) -> KVCache:
-    """The tensors behind the pool, on the model's device and in its dtype."""
+    """The tensors behind the pool, on the model's device and in its dtype or fewer bits."""
     assert config.num_kv_blocks is not None
-    return KVCache(
-        parts.model_config, config.num_kv_blocks, config.block_size, parts.device.torch_device, parts.device.torch_dtype
-    )
+    return create_kv_cache(
+        config.kv_cache_dtype, parts.model_config, config.num_kv_blocks, config.block_size,
+        parts.device.torch_device, parts.device.torch_dtype,
+        # A request's block that is not full, and the next, into which a draft may reach.
+        tail_blocks=2 * config.max_num_seqs,
+    )  # fmt: skip
 
 
 def make_runner(parts: Parts, kv: KVCache, config: EngineConfig) -> Runner:
-    return Runner(parts.model, kv, create_attention(config.attention_backend, parts.model_config))
+    attention = create_attention(config.attention_backend, parts.model_config)
+    graphs = None
+    if parts.device.type == "cuda" and isinstance(attention, triton.TritonAttention) and not config.enforce_eager:
+        assert config.max_model_len is not None
+        graphs = DecodeGraphs(parts.model, kv, attention, config.max_num_seqs, config.max_model_len)
+    return Runner(parts.model, kv, attention, graphs)

@@ -26,6 +26,7 @@ class AddRequest(Message, frozen=True):
     owner: str
     cache_salt: str | None = None
     messages: list[dict[str, str]] = []  # a conversation for the checkpoint's chat template, instead of a prompt
+    priority: int = 0
 
 
 class Branch(Message, frozen=True):
@@ -69,6 +70,26 @@ class MeasureCache(Message, frozen=True):
     lengths: list[int]
 
 
+class Study(Message, frozen=True):
+    """Measure something of the weights: one of ``STUDIES``, a method of Engine; the answer is an event."""
+
+    what: str
+    options: dict[str, Any] = {}
+
+
+STUDIES = (
+    "observe_matrix",
+    "observe_kv",
+    "observe_prefix",
+    "probe_quantization",
+    "measure_quality",
+    "trace_attention",
+    "cancel_quantization",
+    "measure_roofs",
+    "measure_memory",
+)
+
+
 class Observe(Message, frozen=True):
     """Whether events are wanted at all. Switched on, they start with a Snapshot."""
 
@@ -102,6 +123,7 @@ Command: TypeAlias = (
     | UpdateSampling
     | Watch
     | MeasureCache
+    | Study
     | Observe
     | Pause
     | Resume

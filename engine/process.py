@@ -111,10 +111,10 @@ class EngineProcess:
 
     def add_request(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, *, owner: str = "local",
-        request_id: str | None = None, cache_salt: str | None = None,
+        request_id: str | None = None, cache_salt: str | None = None, priority: int = 0,
     ) -> str:  # fmt: skip
         """Queue a request; returns its id at once. RuntimeError when no engine runs, ValueError for what cannot be sent."""
-        return self._add(prompt if isinstance(prompt, str) else list(prompt), [], params, owner, request_id, cache_salt)
+        return self._add(prompt if isinstance(prompt, str) else list(prompt), [], params, owner, request_id, cache_salt, priority)
 
     def add_chat(
         self, messages: Sequence[dict[str, str]], params: SamplingParams | None = None, *, owner: str = "local",
@@ -125,10 +125,10 @@ class EngineProcess:
 
     def _add(
         self, prompt: str | list[int], messages: list[dict[str, str]], params: SamplingParams | None, owner: str,
-        request_id: str | None, cache_salt: str | None,
+        request_id: str | None, cache_salt: str | None, priority: int = 0,
     ) -> str:  # fmt: skip
         sampling = asdict(params if params is not None else SamplingParams())
-        return self._enter(request_id, lambda rid: m.AddRequest(rid, prompt, sampling, owner, cache_salt, messages))
+        return self._enter(request_id, lambda rid: m.AddRequest(rid, prompt, sampling, owner, cache_salt, messages, priority))
 
     def branch(
         self, source_id: str, position: int, token_id: int, params: SamplingParams | None = None, *, owner: str = "local",
@@ -177,6 +177,10 @@ class EngineProcess:
     def measure_cache(self, lengths: Sequence[int]) -> None:
         """Have the engine time steps with and without the KV cache; the answer is a CacheTimed among the events."""
         self._send(m.MeasureCache(list(lengths)))
+
+    def study(self, what: str, **options: Any) -> None:
+        """Have the engine measure something of its weights (one of ``engine.messages.STUDIES``); the answer is among the events."""
+        self._send(m.Study(what, options))
 
     def observe(self, on: bool) -> None:
         """Whether events are sent at all; switched on, they start with EngineStarted and a Snapshot."""

@@ -5,11 +5,13 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from engine.config import DRAINING_KNOBS, LIVE_KNOBS
+from engine.config import DRAINING_KNOBS, LIVE_KNOBS, WEIGHT_KNOBS
+from engine.events.batching import PrefixTree
 from engine.events.recorder import Recorder
 from engine.events.types import EngineStarted, RequestAdded, RequestState, Run, Snapshot, StepDone
 from engine.hardware.cost import step_cost
 from engine.knobs import plain
+from engine.kvcache.tree import prefix_tree
 from engine.request import Request
 from engine.scheduler import Schedule
 
@@ -30,9 +32,28 @@ def snapshot(engine: "Engine") -> Snapshot:
     return Snapshot(
         step=engine.recorder.step, time_ns=time.monotonic_ns(), num_blocks=pool.num_blocks, block_size=pool.block_size,
         ref_counts=list(pool.ref_counts), cached=pool.index.hashes(), lru=pool.lru_order(),
-        requests=[_request_state(r) for r in (*scheduler.running, *scheduler.waiting)],
-        knobs={name: plain(getattr(engine.config, name)) for name in LIVE_KNOBS + DRAINING_KNOBS},
+        requests=[_request_state(r) for r in (*scheduler.running, *scheduler.waiting, *scheduler.batcher.ended)],
+        knobs={name: plain(getattr(engine.config, name)) for name in LIVE_KNOBS + DRAINING_KNOBS + WEIGHT_KNOBS},
     )  # fmt: skip
+
+
+def record_prefix_tree(engine: "Engine", num_nodes: int, num_tokens: int) -> PrefixTree:
+    for name, value, most in (("num_nodes", num_nodes, 10_000), ("num_tokens", num_tokens, 1024)):
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise ValueError(f"{name} must be an integer in [1, {most}], got {value!r}")
+    pool, scheduler = engine.pool, engine.scheduler
+    tables = {r.request_id: r.block_ids for r in (*scheduler.running, *scheduler.batcher.ended)}
+    nodes, count = prefix_tree(pool.index, tables, engine.tokenizer.decode, num_nodes=num_nodes, num_tokens=num_tokens)
+    event = PrefixTree(
+        step=engine.recorder.step, time_ns=time.monotonic_ns(), index=pool.index.name, enabled=scheduler.enable_prefix_caching,
+        block_size=pool.block_size, num_blocks=pool.num_blocks, num_cached_blocks=len(pool.index),
+        num_evictable_blocks=pool.num_cached_free, num_nodes=count, nodes=nodes, num_lookups=scheduler.num_lookups,
+        num_asked_tokens=scheduler.num_asked_tokens, num_hit_tokens=scheduler.num_hit_tokens,
+    )  # fmt: skip
+    if engine.recorder.on:
+        fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in ("step", "time_ns")}
+        engine.recorder.emit(PrefixTree, **fields)
+    return event
 
 
 def record_added(recorder: Recorder, request: Request) -> None:
@@ -40,15 +61,16 @@ def record_added(recorder: Recorder, request: Request) -> None:
         recorder.emit(
             RequestAdded, request_id=request.request_id, owner=request.owner, prompt_token_ids=request.prompt_token_ids,
             prompt_text=request.prompt_text, sampling=sampling_facts(request), parent_id=request.parent_id,
-            sample_index=request.sample_index, cache_salt=request.cache_salt,
+            sample_index=request.sample_index, cache_salt=request.cache_salt, priority=request.priority,
         )  # fmt: skip
 
 
 def record_step(engine: "Engine", schedule: Schedule, times: tuple[float, ...]) -> None:
     """``times`` (perf_counter, seconds): start, scheduled, drafted, forward pass done, sampled, committed."""
     recorder, pool, scheduler = engine.recorder, engine.pool, engine.scheduler
-    runs = [_run(r) for r in schedule.runs]
-    cost = step_cost(engine.parts.cost_facts, runs)
+    runs = [_run(r) for r in (*schedule.runs, *schedule.padding)]
+    token_layers = engine.model_config.num_layers * pool.block_size
+    cost = step_cost(engine.parts.cost_facts.with_kv_layer_bytes(engine.kv.bytes_per_block / token_layers), runs)
     ms = [1e3 * (b - a) for a, b in pairwise(times)]
     record_ns, recorder.record_ns = recorder.record_ns, 0
     recorder.emit(
@@ -66,6 +88,8 @@ def _run(run: Any) -> Run:
 
 
 def _phase(run: Any) -> str:
+    if run.is_padding:
+        return "padding"
     one = run.num_tokens == 1 or run.draft is not None
     return "decode" if one and run.start >= run.request.num_prompt_tokens else "prefill"
 
@@ -83,4 +107,5 @@ def _request_state(request: Request) -> RequestState:
         sampling=sampling_facts(request), num_computed_tokens=request.num_computed_tokens, block_ids=list(request.block_ids),
         num_cached_tokens=request.num_cached_tokens, parent_id=request.parent_id, sample_index=request.sample_index,
         arrived_ns=request.arrived_ns, branched_from=request.branched_from, branched_at=request.branched_at,
+        num_swapped_tokens=request.num_swapped_tokens,
     )  # fmt: skip

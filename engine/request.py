@@ -10,6 +10,10 @@ from engine.strict import strict
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
+class QueueFull(ValueError):
+    """As many requests wait as may (EngineConfig.max_num_waiting): come again later."""
+
+
 def _check(ok: bool, name: str, got: Any, allowed: str) -> None:
     if not ok:
         raise ValueError(f"{name} must be {allowed}, got {got!r}")
@@ -209,7 +213,9 @@ class Request:
     """
 
     __slots__ = (
+        "arrival_order",
         "arrived_ns",
+        "arrived_step",
         "beams",
         "block_hashes",
         "block_ids",
@@ -226,9 +232,11 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
+        "num_swapped_tokens",
         "owner",
         "params",
         "parent_id",
+        "priority",
         "prompt_text",
         "request_id",
         "sample_index",
@@ -242,7 +250,7 @@ class Request:
     def __init__(
         self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, seed: int, *, owner: str = "local",
         prompt_text: str = "", arrived_ns: int = 0, cache_salt: str | None = None, cache_root: int = 0, sample_index: int = 0,
-        parent_id: str | None = None, group_id: str | None = None,
+        parent_id: str | None = None, group_id: str | None = None, priority: int = 0,
     ) -> None:  # fmt: skip
         self.request_id = request_id
         self.group_id = group_id or request_id
@@ -258,12 +266,15 @@ class Request:
         self.status = "waiting"  # "waiting" | "running" | "preempted" | "finished"
         self.num_computed_tokens = 0  # tokens whose KV is in the blocks
         self.num_cached_tokens = 0  # of the prompt, found in the prefix cache when it was first admitted
+        self.num_swapped_tokens = 0  # of a preempted request: those whose KV lies in host memory (engine.kvcache.swap)
         self.block_ids: list[int] = []
         self.block_hashes: list[int] = []  # chained, of the full blocks of token_ids so far
         self.cache_salt = cache_salt
         self.cache_root = cache_root
         self.arrived_ns = arrived_ns
         self.last_token_ns = arrived_ns
+        self.priority = priority  # vLLM's: smaller is more urgent
+        self.arrived_step = self.arrival_order = 0  # see engine.waiting
         self.beams: Any = None  # BeamGroup (engine.beams)
         self.branched_from: str | None = None  # of a branch: the sequence that it left, and where
         self.branched_at = -1

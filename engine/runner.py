@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from engine.attention.base import Attention, Span, create_attention, tree_rows
+from engine.cuda_graphs import DecodeGraphs
 from engine.kvcache.layout import KVCache, block_slots
 from engine.model.llama import Batch, Model
 from engine.speculation.base import Draft
@@ -35,6 +36,8 @@ class Scheduled:
     num_drafts: int = 0  # places reserved for a draft; how many it fills is the drafter's affair
     draft: Draft | None = None
     accepted: tuple[int, ...] = ()  # nodes of the draft that were kept, once it is verified
+
+    is_padding: bool = False  # computed for nobody: what is kept for the request stays as it is
 
     @property
     def num_logits(self) -> int:
@@ -64,10 +67,12 @@ class _Table:
 class Runner:
     """One model on one KV cache."""
 
-    def __init__(self, model: Model, kv: KVCache, attention: Attention | None = None) -> None:
+    def __init__(self, model: Model, kv: KVCache, attention: Attention | None = None, graphs: DecodeGraphs | None = None) -> None:
+        """``graphs``: made for this model, KV cache and attention; None: every kernel is launched by itself."""
         self.model = model
         self.kv = kv
         self.attention = attention if attention is not None else create_attention("auto", model.config)
+        self.graphs = graphs
         self._tables: dict[str, _Table] = {}
 
     def run(self, scheduled: Sequence[Scheduled]) -> torch.Tensor:
@@ -76,16 +81,21 @@ class Runner:
         ValueError: nothing scheduled, or tokens or blocks that the request does not have.
         """
         with torch.inference_mode():
-            return self.model.forward(self._batch(scheduled)[0], self.kv)
+            batch, _ = self._batch(scheduled)
+            done = self._by_graph(batch)
+            return self.model.forward(batch, self.kv) if done is None else done[0]
 
     def run_with_features(self, scheduled: Sequence[Scheduled]) -> tuple[torch.Tensor, torch.Tensor]:
         """``run``, and what the head reads at every token, in order: [sum of ``num_tokens``, hidden_size]."""
         with torch.inference_mode():
             batch, first_rows = self._batch(scheduled)
-            logits, features = self.model.forward_with_features(batch, self.kv)
+            logits, features = self._by_graph(batch) or self.model.forward_with_features(batch, self.kv)
             rows = [first + i for first, item in zip(first_rows, scheduled, strict=True) for i in range(item.num_tokens)]
             in_order = rows == list(range(len(rows)))
             return logits, features if in_order else features[torch.tensor(rows, device=features.device)]
+
+    def _by_graph(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return self.graphs.run(batch) if self.graphs is not None and self.graphs.takes(batch) else None
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept for a request. Fine for one that was never run."""
@@ -117,17 +127,17 @@ class Runner:
         positions = np.concatenate(
             [np.arange(s.start, s.end, dtype=np.int64) if s.positions is None else s.positions for s in spans]
         )
-        slots = np.concatenate([s.slots[s.start :] for s in spans])
         device = self.model.device
-        compiled = self.model.takes(spans)
+        slots = self.kv.writes(spans)
+        compiled = self.attention.takes_compiled and self.model.takes(spans) and self.kv.in_order(spans[0])
         batch = Batch(
             token_ids=torch.tensor(tokens, device=device),
             positions=torch.from_numpy(positions).to(device),
-            slots=torch.from_numpy(slots).to(device),
+            slots=slots,
             sample_rows=None if everything else torch.tensor(sampled, dtype=torch.int64, device=device),
             end=max(s.end for s in spans),
             attention=self.attention,
-            plan=None if compiled else self.attention.plan(spans, self.kv.tensor, self.model.compute_dtype),
+            plan=None if compiled else self.attention.plan(spans, self.kv.pool, self.model.compute_dtype),
             span=spans[0] if compiled else None,
         )
         return batch, first_rows
@@ -146,13 +156,16 @@ class Runner:
             raise ValueError(
                 f"{request.request_id}: positions {item.start} to {end - 1} are scheduled, it has {len(request.token_ids)} tokens"
             )
-        table = self._tables.get(request.request_id)
+        table = _Table(self.kv.block_size) if item.is_padding else self._tables.get(request.request_id)
         if table is None:
             table = self._tables[request.request_id] = _Table(self.kv.block_size)
         table.update(request.block_ids)
         if end > len(table.slots):
             raise ValueError(f"{request.request_id}: {end} tokens need more than its {len(request.block_ids)} blocks")
-        if item.draft is None or item.draft.is_chain:
-            return Span(row, item.start, item.num_tokens, table.slots[:end])
-        ancestors, depths = tree_rows(item.draft.parents)
-        return Span(row, item.start, item.num_tokens, table.slots[:end], ancestors, item.start + depths)
+        slots, draft = table.slots[:end], item.draft
+        if draft is None or draft.is_chain:
+            return Span(row, item.start, item.num_tokens, slots, draft=draft is not None, request_id=request.request_id)
+        ancestors, depths = tree_rows(draft.parents)
+        return Span(
+            row, item.start, item.num_tokens, slots, ancestors, item.start + depths, draft=True, request_id=request.request_id
+        )

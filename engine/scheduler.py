@@ -6,16 +6,20 @@ arrival, until the token budget, the batch size or the pool is used up (Sarathi-
 arXiv 2403.02310, as vLLM does it).
 """
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from engine.batching import Batcher
 from engine.events.recorder import Recorder
 from engine.events.types import PrefixLookup, RequestPreempted
 from engine.kvcache.pool import BlockPool
-from engine.kvcache.prefix import PrefixMatch, block_hash
-from engine.request import Request
+from engine.kvcache.prefix import PrefixMatch
+from engine.kvcache.swap import Return, SwapSpace
+from engine.request import QueueFull, Request
+from engine.reuse import Reuse
 from engine.runner import Scheduled
+from engine.waiting import Waiting, rank
 
 if TYPE_CHECKING:
     from engine.speculation.speculator import Speculator
@@ -27,16 +31,21 @@ class Schedule:
 
     runs: list[Scheduled] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    part_copies: list[tuple[int, int]] = field(default_factory=list)  # of blocks of which only the beginning is the copier's own
+    returns: list[Return] = field(default_factory=list)  # from host memory, after all copies
+    padding: list[Scheduled] = field(default_factory=list)  # computed for nobody, see engine.batching
 
 
-class Scheduler:
-    """``max_num_seqs``, ``max_num_batched_tokens`` and the two switches may be changed between steps."""
+class Scheduler(Reuse):
+    """All but the pool and the recorder may be changed between steps. The names are those of EngineConfig."""
 
     def __init__(
         self, pool: BlockPool, recorder: Recorder, *, max_num_seqs: int, max_num_batched_tokens: int,
-        enable_prefix_caching: bool = True, enable_chunked_prefill: bool = True,
+        enable_prefix_caching: bool = True, enable_chunked_prefill: bool = True, batching: str = "continuous",
+        batching_timeout_ms: float = 50.0, scheduling_policy: str = "fcfs", watermark: float = 0.0, max_num_waiting: int | None = None,
+        preemption_mode: str = "recompute", swap: SwapSpace | None = None, partial_hits: bool = True,
     ) -> None:  # fmt: skip
-        self.pool = pool
+        Reuse.__init__(self, pool, swap, partial_hits)
         self.recorder = recorder
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -44,11 +53,40 @@ class Scheduler:
         self.enable_chunked_prefill = enable_chunked_prefill
         self.speculator: Speculator | None = None
         self.draining = False  # admit nobody: the pool is about to be rebuilt
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.watermark = watermark
+        self.max_num_waiting = max_num_waiting
+        self.batching_timeout_ms = batching_timeout_ms
+        self.waiting = Waiting(scheduling_policy)
+        self.running: list[Request] = []  # under "priority" the most urgent first, else in the order in which they were admitted
+        self.batcher = Batcher(self)
+        self.batcher.policy = batching
+        self.preemption_mode = preemption_mode
+
+    @property
+    def batching(self) -> str:
+        return self.batcher.policy
+
+    @batching.setter
+    def batching(self, policy: str) -> None:
+        self.batcher.policy = policy
+
+    @property
+    def scheduling_policy(self) -> str:
+        return self.waiting.policy
+
+    @scheduling_policy.setter
+    def scheduling_policy(self, policy: str) -> None:
+        self.waiting.policy = policy
+        if policy == "priority":
+            self.running.sort(key=rank)
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
+
+    def check_queue(self) -> None:
+        """QueueFull when nobody more may wait."""
+        if self.max_num_waiting is not None and len(self.waiting) >= self.max_num_waiting:
+            raise QueueFull(f"queue full: {len(self.waiting):,} requests wait, max_num_waiting is {self.max_num_waiting:,}")
 
     def fork(self, parent: Request, child: Request) -> None:
         """A sibling that goes on from the parent's KV: it shares every block, the partly filled last one too."""
@@ -62,16 +100,21 @@ class Scheduler:
         self.running.insert(siblings[-1] + 1, child)
 
     def finish(self, request: Request) -> None:
-        """The request leaves, wherever it is; its blocks go back."""
+        """The request leaves, wherever it is; its blocks go back (in a static batch: when the batch ends)."""
+        keeps = False
         if request.status == "running":
             self.running.remove(request)
+            keeps = self.batcher.keeps(request)
         elif request.status in ("waiting", "preempted"):
             self.waiting.remove(request)
         else:
             raise RuntimeError(f"{request!r} cannot finish twice")
-        self.pool.free(request.request_id, request.block_ids)
-        request.block_ids = []
+        if not keeps:
+            self.pool.free(request.request_id, request.block_ids)
+            request.block_ids = []
         request.status = "finished"
+        self._forget_kept(request)
+        self.batcher.left(request)
 
     def take_over(self, source: Request, beam: Request) -> None:
         """A beam that nothing goes on from takes the place behind another one: it gives its own blocks back and shares the other's."""
@@ -87,26 +130,40 @@ class Scheduler:
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Schedule:
+        self.waiting.step += 1
+        self.batcher.begin_step()
+        schedule = self._schedule()
+        while not (schedule.runs or schedule.padding) and self.batcher.give_up_waiting():
+            schedule = self._schedule()
+        return schedule
+
+    def _schedule(self) -> Schedule:
         schedule = Schedule()
         budget, preempted = self._schedule_running(schedule, self.max_num_batched_tokens)
         if not preempted:
             budget = self._admit_waiting(schedule, budget)
+            budget = self.batcher.pad(schedule, budget)
             self._reserve_drafts(schedule, budget)
         return schedule
 
     def _schedule_running(self, schedule: Schedule, budget: int) -> tuple[int, bool]:
         preempted = False
-        i = 0
+        i = held_back = 0
         while i < len(self.running) and budget > 0:
             unit = self._unit(self.running[i])
+            if self.batcher.holds_back(unit):
+                i, held_back = i + len(unit), held_back + len(unit)
+                continue
             # A batch size lowered while more were running: the later ones keep their blocks and wait for a place.
-            if i and i + len(unit) > self.max_num_seqs:
+            if i > held_back and i - held_back + len(unit) > self.max_num_seqs:
                 break
             counts = self._counts(unit, budget)
             if not any(counts) or (sum(counts) > budget and schedule.runs):
                 i += len(unit)
                 continue
             while not self._has_room(unit, counts):
+                if self.batcher.give_back():
+                    continue
                 victim = self.running[-1]
                 self._preempt(victim, unit[0])
                 preempted = True
@@ -123,21 +180,25 @@ class Scheduler:
     def _admit_waiting(self, schedule: Schedule, budget: int) -> int:
         while self.waiting and budget > 0:
             request = self.waiting[0]
+            if not self.batcher.admits(request):
+                break
             leader = self._leader(request)
             if leader is None and (self.draining or len(self.running) >= self.max_num_seqs):
                 break
             if leader is not None and leader.num_tokens - leader.num_computed_tokens > 1:
                 break  # what it wants to share is not computed yet
             match = self._look_up(request) if leader is None else self._shared_with(leader, request)
-            hit = len(match.block_ids) * self.pool.block_size
+            hit = match.num_hit_tokens(self.pool.block_size)
             count = self._chunk(request.num_tokens - self._held(request) - hit, budget)
             if count > budget and schedule.runs:
                 break  # whole prompts only: it waits for a step of its own
             # The whole request must fit, not just its first chunk: else it would be preempted half way, again and again.
-            blocks = self._blocks_to_admit(request, leader) - len(match.block_ids)
+            blocks = self._blocks_to_admit(request, leader) - len(match.block_ids) + self._kept_free()
             if blocks > self.pool.num_free - self.pool.num_reclaimed_by(match.block_ids):
+                if self.batcher.give_back():
+                    continue
                 break
-            self._admit(request, match, hit)
+            self._admit(request, match, hit, schedule)
             self._grow(request, count, schedule)
             self._append(schedule, request, count)
             budget -= count
@@ -146,6 +207,10 @@ class Scheduler:
     def _chunk(self, count: int, budget: int) -> int:
         """How many of ``count`` tokens fit. Without chunked prefill a prompt longer than the budget runs alone, whole."""
         return min(count, budget) if self.enable_chunked_prefill else count
+
+    def _kept_free(self) -> int:
+        """Blocks that admission leaves for those who run to grow into; nobody is kept waiting for them while none does."""
+        return int(self.watermark * self.pool.num_blocks) if self.running else 0
 
     def _append(self, schedule: Schedule, request: Request, count: int) -> None:
         start = request.num_computed_tokens
@@ -267,16 +332,24 @@ class Scheduler:
             after = request.block_ids[-1] if have else None
             request.block_ids += self.pool.allocate(request.request_id, have, needed, after)
 
-    def _preempt(self, victim: Request, wanting: Request) -> None:
-        """The latest to come (all beams of it) gives its blocks back and is computed again later, its output kept."""
+    def _preempt(self, victim: Request, wanting: Request | None) -> None:
+        """The latest to come (all beams of it) gives its blocks back, its output kept. It is computed again later, or what is computed
+        goes to host memory. ``wanting`` None: it is of no use any more."""
         for request in reversed(self._unit(victim)):
+            swapping = self.preemption_mode == "swap"
+            why = "" if not swapping else self._swap_out(request) if wanting is not None else "the weights changed"
+            swapped = swapping and not why
             if self.recorder.on:
                 self.recorder.emit(
                     RequestPreempted,
                     request_id=request.request_id,
                     num_computed_tokens=request.num_computed_tokens,
-                    for_request_id=wanting.request_id,
+                    for_request_id="" if wanting is None else wanting.request_id,
+                    mode="swap" if swapped else "recompute",
+                    why=why,
                 )
+            if swapped and self.swap is not None:
+                self.swap.record_out(request)
             self.running.remove(request)
             self.pool.free(request.request_id, request.block_ids)
             request.block_ids = []
@@ -284,55 +357,43 @@ class Scheduler:
             request.status = "preempted"
             if self.speculator is not None:
                 self.speculator.forget(request.request_id)
-            self.waiting.appendleft(request)
+            self.waiting.appendleft(request, front=self.batcher.batch is not None)
+
+    def preempt_all(self) -> list[str]:
+        """All running requests give their blocks back and are computed again: their KV is no longer what the model would store.
+        Returns their ids."""
+        ids = [request.request_id for request in self.running]
+        while self.running:
+            self._preempt(self.running[-1], None)
+        if self.swap is not None:
+            self.swap.drop_all("weights changed")
+        while self.batcher.give_back():
+            pass
+        return ids
 
     # -- the prefix cache -------------------------------------------------------------------------------------------------
 
-    def extend_hashes(self, request: Request) -> None:
-        """Chained hashes for all full blocks of the request's tokens."""
-        size = self.pool.block_size
-        for i in range(len(request.block_hashes), request.num_tokens // size):
-            parent = request.block_hashes[-1] if i else request.cache_root
-            request.block_hashes.append(block_hash(parent, request.token_ids[i * size : (i + 1) * size]))
-
-    def _look_up(self, request: Request) -> PrefixMatch:
-        if not self.enable_prefix_caching:
-            return PrefixMatch(miss_reason="disabled")
-        self.extend_hashes(request)
-        tokens = request.token_ids[: request.num_tokens - self._held(request)]
-        match = self.pool.index.match(tokens, request.block_hashes, request.cache_root)
-        covered = len(match.block_ids) if self.speculator is None else self.speculator.covers(match.block_ids)
-        if covered == len(match.block_ids):
-            return match
-        self.pool.forget(match.block_ids[covered:])  # so that the ones computed in their place can be found instead
-        return PrefixMatch(match.block_ids[:covered], "not in the drafter's cache")
-
-    def _admit(self, request: Request, match: PrefixMatch, hit: int) -> None:
+    def _admit(self, request: Request, match: PrefixMatch, hit: int, schedule: Schedule) -> None:
         recompute = request.status == "preempted"
         self.waiting.popleft()
-        self.running.append(request)
+        self._enter(request)
         request.status = "running"
         if self.recorder.on:
             self.recorder.emit(
                 PrefixLookup, request_id=request.request_id, num_tokens=request.num_tokens, num_hit_tokens=hit,
                 block_ids=list(match.block_ids), miss_reason=match.miss_reason, recompute=recompute,
+                num_partial_tokens=match.num_partial_tokens, num_swapped_tokens=match.num_swapped_tokens, index=self.prefix_index,
             )  # fmt: skip
-        self.pool.share(request.request_id, 0, match.block_ids)
-        request.block_ids = list(match.block_ids)
+        self._take_over_kv(request, match, schedule)
         request.num_computed_tokens = hit
         if not recompute:
             request.num_cached_tokens = hit
+            self._count(request, hit)
 
-    def cache_full_blocks(self, request: Request, old_computed: int) -> None:
-        """Let the blocks that became full since ``old_computed`` be found by their prefix."""
-        if not self.enable_prefix_caching:
-            return
-        size = self.pool.block_size
-        first, last = old_computed // size, request.num_computed_tokens // size
-        if first == last:
-            return
-        self.extend_hashes(request)
-        for i in range(first, last):
-            parent = request.block_hashes[i - 1] if i else request.cache_root
-            tokens = tuple(request.token_ids[i * size : (i + 1) * size])
-            self.pool.cache(request.block_ids[i], request.block_hashes[i], parent, tokens)
+    def _enter(self, request: Request) -> None:
+        """Into the batch: last, or under "priority" before all that are less urgent, so that those are preempted first."""
+        at = len(self.running)
+        if self.scheduling_policy == "priority":
+            while at and rank(self.running[at - 1]) > rank(request):
+                at -= 1
+        self.running.insert(at, request)

@@ -19,7 +19,7 @@ from multiprocessing.connection import Client, Connection
 from typing import Any
 
 from engine import messages as m
-from engine.config import EngineConfig
+from engine.config import WEIGHT_KNOBS, EngineConfig
 from engine.events.keyframe import weight
 from engine.events.types import Event
 from engine.request import SamplingParams
@@ -27,6 +27,7 @@ from engine.request import SamplingParams
 ENGINE = "engine.engine:Engine"
 SEND_INTERVAL = 0.05  # as often as a screen looks
 MAX_PENDING_BYTES = 64 << 20  # of events that wait to be sent, as objects, roughly
+LOOK_INTERVAL = 0.1  # seconds between two looks at what is made beside the steps
 EXIT_AFTER = 3.0  # seconds that a step under way is given when the parent has gone
 
 
@@ -152,10 +153,11 @@ class Worker:
             m.Branch: self._branch,
             m.Abort: lambda c: engine.abort(c.request_id),
             m.AbortOwner: lambda c: engine.abort_owner(c.owner),
-            m.Reconfigure: lambda c: engine.reconfigure(by=c.by, **c.knobs),
+            m.Reconfigure: self._reconfigure,
             m.UpdateSampling: lambda c: engine.update_sampling(c.request_id, by=c.by, **c.changes),
             m.Watch: self._watch,
             m.MeasureCache: lambda c: engine.measure_cache(c.lengths),
+            m.Study: self._study,
             m.Observe: lambda c: self.observe(c.on),
             m.Pause: lambda c: self._set_pause(True),
             m.Resume: lambda c: self._set_pause(False),
@@ -186,14 +188,23 @@ class Worker:
     def _take_commands(self) -> None:
         """All that wait; when there is nothing to step, wait for one."""
         while not self.stopping:
+            busy = self.engine.busy_beside_steps
             try:
-                command = self.commands.get(block=not self._may_step())
+                command = self.commands.get(block=not self._may_step(), timeout=LOOK_INTERVAL if busy else None)
             except queue.Empty:
-                return
+                if self._may_step():
+                    return
+                self._poll()
+                continue
             if command is None:
                 self.stopping = True
             else:
                 self._obey(command)
+
+    def _poll(self) -> None:
+        """Take what was made beside the steps, while there are none."""
+        self.engine.poll()
+        self._deliver(self.engine.take_outputs())
 
     def _obey(self, command: m.Command) -> None:
         try:
@@ -230,13 +241,25 @@ class Worker:
     # -- commands ---------------------------------------------------------------------------------------------------------
 
     def _add_request(self, c: m.AddRequest) -> None:
-        options = {"cache_salt": c.cache_salt} if c.cache_salt is not None else {}
+        options: dict[str, Any] = {"cache_salt": c.cache_salt} if c.cache_salt is not None else {}
+        if c.priority:
+            options["priority"] = c.priority
         prompt = self.engine.tokenizer.apply_chat_template(c.messages) if c.messages else c.prompt
         self.engine.add_request(prompt, SamplingParams(**c.sampling), owner=c.owner, request_id=c.request_id, **options)
 
     def _branch(self, c: m.Branch) -> None:
         params = None if c.sampling is None else SamplingParams(**c.sampling)
         self.engine.branch(c.source_id, c.position, c.token_id, params, owner=c.owner, branch_id=c.request_id)
+
+    def _reconfigure(self, c: m.Reconfigure) -> None:
+        waiting = {"wait": False} if any(name in c.knobs for name in WEIGHT_KNOBS) else {}
+        self.engine.reconfigure(by=c.by, **waiting, **c.knobs)
+
+    def _study(self, c: m.Study) -> None:
+        if c.what not in m.STUDIES:
+            raise ValueError(f"what is measured is one of {', '.join(m.STUDIES)}, got {c.what!r}")
+        waiting = {} if c.what == "cancel_quantization" else {"wait": False}
+        getattr(self.engine, c.what)(**c.options, **waiting)
 
     def _watch(self, c: m.Watch) -> None:
         if c.on:

@@ -49,6 +49,13 @@ PAGES: dict[str, Page] = {
             "explorer.kv_cache.view:KVCacheView",
         ),
         Page(
+            "batching",
+            _("Batching"),
+            _("Who is in the batch at each step, and what does that cost in throughput and waiting?"),
+            "view_timeline",
+            "explorer.batching.view:BatchingView",
+        ),
+        Page(
             "sampling",
             _("Sampling"),
             _("Why did this token come out, and what would another setting have given?"),
@@ -61,6 +68,27 @@ PAGES: dict[str, Page] = {
             _("Who wrote each token, the drafter or the target, and does it pay?"),
             "fast_forward",
             "explorer.speculation.view:SpeculationView",
+        ),
+        Page(
+            "quantization",
+            _("Quantisation"),
+            _("What does rounding do to a weight, to the output, to the text, and what does it save?"),
+            "compress",
+            "explorer.quantization.view:QuantizationView",
+        ),
+        Page(
+            "attention",
+            _("Attention"),
+            _("How does the kernel go over the score matrix tile by tile, and what does that take of a GPU?"),
+            "apps",
+            "explorer.attention.view:AttentionView",
+        ),
+        Page(
+            "roofline",
+            _("Roofline"),
+            _("What bounds a step, arithmetic or memory, and what fits into which GPU?"),
+            "speed",
+            "explorer.roofline.view:RooflineView",
         ),
     )
 }

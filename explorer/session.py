@@ -20,8 +20,11 @@ from engine.messages import Died, Events, Finished, Loading, LoopState, Ready, R
 from engine.process import EngineProcess
 from engine.request import SamplingParams
 from explorer import theme
+from explorer.asking import Asking
 from explorer.i18n import _
+from explorer.sources.loads import Loads
 from explorer.store import EventStore
+from explorer.tuner import Tuner
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +69,7 @@ class Viewer:
     looks_until: float = 0.0  # at candidates, on the monotonic clock
 
 
-class Session:
+class Session(Asking):
     """``status`` is "new", "starting", "running", "paused" or "died"; ``message`` says what there is to say about it.
 
     Every method may be called from any thread. Commands do not wait for the engine: what it refuses arrives as a notice of
@@ -79,6 +82,7 @@ class Session:
     def __init__(self, process: Any, store: EventStore | None = None) -> None:
         self.process = process
         self.store = store if store is not None else EventStore()
+        self.loads = Loads()
         self.status = "new"
         self.message = ""
         self.pausing = False  # a pause was asked for, and the engine has not answered yet
@@ -92,6 +96,7 @@ class Session:
         self._watched: int | None = None  # candidates that the engine was told to record; None: no tokens
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self.tuner = Tuner()  # searches in processes of its own
 
     @classmethod
     def shared(cls) -> "Session":
@@ -139,17 +144,18 @@ class Session:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
+        self.tuner.stop()
         self.process.stop()
 
     def _poll(self) -> None:
         while not self._stopping.is_set():
-            for message in self.process.poll(POLL_S):
+            for message in self.process.poll(min(POLL_S, self.loads.pump())):
                 self._take(message)
             self._watch()  # looks that were not renewed
 
     def _take(self, message: Any) -> None:
         handler = self._handlers.get(type(message))
-        if handler is not None:
+        if not self.loads.take(message) and handler is not None:
             handler(self, message)
 
     def _events(self, message: Events) -> None:
@@ -238,6 +244,8 @@ class Session:
             self._left.add(owner)
             theme.left(owner)
             self._asked = {request_id: who for request_id, who in self._asked.items() if who != owner}
+        self.loads.leave(owner)
+        self.tuner.cancel(owner)
         # Also while the engine loads: it obeys in order, so what was sent before is taken back before it runs.
         self._if_it_runs(lambda: self.process.abort_owner(owner))
         self._watch()
@@ -286,9 +294,9 @@ class Session:
 
     # -- commands ------------------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: str | Sequence[int], params: SamplingParams, owner: str) -> str | None:
-        """Send one request. Returns its id; None (and a notice for ``owner``) when it cannot be sent."""
-        return self._asking(owner, lambda: self.process.add_request(prompt, params, owner=owner))
+    def submit(self, prompt: str | Sequence[int], params: SamplingParams, owner: str, **more: Any) -> str | None:
+        """Send one request. Returns its id; None (and a notice for ``owner``) when it cannot be sent. ``more``: as add_request has it."""
+        return self._asking(owner, lambda: self.process.add_request(prompt, params, owner=owner, **more))
 
     def chat(self, messages: Sequence[dict[str, str]], params: SamplingParams, owner: str) -> str | None:
         """Send one conversation, through the model's own chat template. Returns as ``submit``."""
@@ -323,10 +331,6 @@ class Session:
         if self._asked.get(request_id) == owner:
             self._telling(owner, lambda: self.process.update_sampling(request_id, by=owner, **changes))
 
-    def measure_cache(self, owner: str, lengths: Sequence[int]) -> None:
-        """Time steps with and without the KV cache at these context lengths; the answer is a CacheTimed event."""
-        self._telling(owner, lambda: self.process.measure_cache(lengths))
-
     def pause(self, owner: str) -> None:
         """Pause the engine's own loop, for everybody."""
         self.pausing = True  # before it is sent: the answer may be read at once
@@ -339,6 +343,12 @@ class Session:
     def step(self, owner: str, count: int = 1) -> None:
         """Run ``count`` engine steps and pause, for everybody."""
         self._telling(owner, lambda: self.process.step(count))
+
+    def start_load(self, owner: str, load: Any, **how: Any) -> str | None:
+        """Send a load (``engine.load.generate.Load``) over time, see ``Loads.start``. Returns its name; None, and a notice, where that cannot be."""
+        started: list[str] = []
+        self._telling(owner, lambda: started.append(self.loads.start(self.process, owner, load, **how)))
+        return started[0] if started else None
 
     def _asking(self, owner: str, send: Callable[[], str]) -> str | None:
         sent: list[str] = []

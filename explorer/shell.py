@@ -13,6 +13,7 @@ from panel.util import edit_readonly
 from explorer.banner import Banner
 from explorer.base import Clock, ExplorerView
 from explorer.canvas.transport import Transport
+from explorer.delivery import connected, deliver
 from explorer.export.takeout import TakeOut
 from explorer.i18n import _
 from explorer.knobs import KnobPanel
@@ -190,7 +191,7 @@ class Shell:
             session = self.session if self.replay is None else None
             view = self._views[slug] = page.build(self.store, session, self.clock)
             if view.url_params:
-                view.param.watch(lambda _event: self._write_url(), list(view.url_params))
+                view.param.watch(lambda *_events: self._write_url_soon(), list(view.url_params))
         self.slug, self.view = slug, view
         self.nav.active = (list(PAGES).index(slug),)
         self.heading.object = (
@@ -249,6 +250,13 @@ class Shell:
         if not self._following_url:
             self.url.write(self.address(), push)
 
+    def _write_url_soon(self) -> None:
+        """A what-if knob moved: its picture comes first."""
+        if self.document is None or self._following_url:
+            self._write_url()
+        else:
+            self.document.add_next_tick_callback(self._write_url)
+
     def _theme_toggled(self, event: Any) -> None:
         self._theme = "dark" if event.new else "default"
         self._write_url()
@@ -258,6 +266,8 @@ class Shell:
         search = place.get("search")
         if not self._place:
             self._place = place
+            if self.document is not None:
+                connected(self.document)
             self._fit()
         elif isinstance(search, str) and search != self.address():
             self.go(search)
@@ -301,6 +311,7 @@ class Shell:
 
     def _follow(self) -> None:
         """Every TICK_MS. Who follows a running engine is drawn for as often as the machine can afford."""
+        deliver(self.document)
         if not self.clock.live or time.monotonic() - self._ticked > CROWDING.seconds() - TICK_MS / 2000:
             self.tick()
 

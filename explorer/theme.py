@@ -211,7 +211,8 @@ def card(title: str, *children: Any, kinds: str | Iterable[str] = (), hint: str 
 def grid(*children: Any, min_width: int = 340, gap: int = 16, columns: str = "", **params: Any) -> pn.Column:
     """Children side by side where each gets ``min_width`` pixels, below each other where not (a phone).
 
-    ``columns``: a CSS ``grid-template-columns`` for screens from 1100 px on, when equal columns will not do.
+    ``columns``: a CSS ``grid-template-columns`` for screens from 1100 px on, when equal columns will not do. ``visible`` has no effect
+    on it: put what is to be hidden into a column.
     """
     css = f""":host {{ display: grid !important; gap: {gap}px; grid-template-columns: repeat(auto-fit, minmax(min(100%, {min_width}px), 1fr)); }}
     ::slotted(*) {{ min-width: 0; }}"""

@@ -19,6 +19,7 @@ lacks=$(cat "$here/lacks" 2>/dev/null)
 case "$*" in
     *version_info*) [ "$lacks" != version ] ;;
     *"import ensurepip, venv"*) [ "$lacks" != venv ] ;;
+    *"import torch, triton"*) [ "$lacks" != torch ] ;;
     "-m venv --clear "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
     "-m pip install "*) [ ! -e "$here/broken" ] ;;
     *works*) echo works ;;
@@ -91,6 +92,19 @@ def test_the_app_listens_here_only_and_opens_a_browser_only_where_there_is_a_scr
         (machine.folder / "calls").write_text("")
         assert machine.make("app", "PORT=5123", DISPLAY=display, WAYLAND_DISPLAY="").returncode == 0
         serve = next(line for line in (machine.folder / "calls").read_text().splitlines() if "panel serve" in line)
-        assert "--address 127.0.0.1 --port 5123 --num-threads 4" in serve
+        assert "--address 127.0.0.1 --port 5123" in serve
         if os.uname().sysname != "Darwin":
             assert ("--show" in serve) is bool(display)
+
+
+def test_gpu_takes_the_first_python_that_has_torch_as_it_is(machine: Machine) -> None:
+    done = machine.make("gpu", "GPU=--seconds 99")
+    assert done.returncode == 0
+    calls = (machine.folder / "calls").read_text().splitlines()
+    assert calls[-1] == "-m tests.gpu --seconds 99" and machine.installs() == 0
+
+
+def test_gpu_without_torch(machine: Machine) -> None:
+    (machine.folder / "lacks").write_text("torch")
+    done = machine.make("gpu")
+    assert done.returncode != 0 and "No Python with torch, triton and pytest among: no-such-python" in done.stderr

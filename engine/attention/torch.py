@@ -10,6 +10,9 @@ Four forms of work, planned once a step for every different sliding window:
 - a *chunk*: a request with many new tokens, one call of its own. Without context before it, it reads its own fresh
   K and V and no pool at all.
 
+A pool that holds K and V in few bits has no views: its rows are gathered, and dequantised as they are. It also says where a
+row's keys lie and whether a chunk reads back what it stored, or its own at hand (``Pool``, ``engine.kvcache.quantized``).
+
 Padding repeats a slot of the request itself, masked out: no slot that belongs to another request, to nobody, or that has
 not been written yet is ever read, so whatever they hold (NaN included) cannot show.
 
@@ -27,14 +30,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.attention.base import Attention, Span, contiguous, first_key, hidden_keys
+from engine.attention.base import Attention, Pool, Span, TensorPool, contiguous, first_key, is_chunk
 from engine.model.config import ModelConfig
 
 # What one gather copies, at most (a single request may be longer): about two cores' second-level caches. A GPU has the
 # bandwidth, and wants few large launches.
 _GATHER_BYTES = 1 << 21
-# New tokens of a request up to which reading K and V as they are pays (measured: 1.3 to 1.6 times faster than a chunk at 5).
-_FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class _View:
     values: tuple[torch.Tensor, ...]
     heads: _Heads
 
-    def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+    def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: Any) -> torch.Tensor:
         h = self.heads
         k, v = _as(self.keys[layer], h.dtype), _as(self.values[layer], h.dtype)
         q = _queries(self.rows, qkv, stored, h).view(1, h.kv, h.group, h.dim)
@@ -66,11 +67,11 @@ class _View:
 @dataclass(frozen=True, slots=True)
 class _Gather:
     rows: slice
-    slots: torch.Tensor  # int64 [B * L]
+    slots: Any  # [B * L], as the pool's layers take them
     mask: torch.Tensor | None  # [B, 1, 1, L], added to the scores; None: nothing is padded
     heads: _Heads
 
-    def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+    def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: Any) -> torch.Tensor:
         h, size = self.heads, self.rows.stop - self.rows.start
         kv = _as(pool.index_select(0, self.slots), h.dtype)  # [B * L, 2 K, D]
         k, v = kv.view(size, -1, 2, h.kv, h.dim).permute(2, 0, 3, 1, 4).unbind()  # [B, K, L, D]
@@ -83,11 +84,11 @@ class _Gather:
 class _Few:
     rows: slice
     size: int  # B
-    keys: tuple[torch.Tensor, ...] | torch.Tensor  # views [1, L, 2, K, D] of each layer; or the slots, int64 [B * L]
+    keys: Any  # views of each layer, a tuple of [1, L, 2, K, D]; or the slots [B * L], as the pool's layers take them
     mask: torch.Tensor  # [B or 1, 1, n * G, L], added to the scores
     heads: _Heads
 
-    def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+    def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: Any) -> torch.Tensor:
         h, size = self.heads, self.size
         if isinstance(self.keys, tuple):
             kv = _as(self.keys[layer], h.dtype)
@@ -105,16 +106,19 @@ class _Few:
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     rows: slice
-    slots: slice | torch.Tensor | None  # of all keys; None: the keys are the chunk itself
+    keys: Any  # as a few's, the views [L, 2 K, D]; None: the keys are the chunk itself
     mask: torch.Tensor | None  # [n, L], added to the scores; None: plain causal, n = L
     heads: _Heads
+    own: bool = False  # the chunk's own keys come behind those of the pool, as at hand
 
-    def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+    def run(self, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: Any) -> torch.Tensor:
         h, new = self.heads, qkv[self.rows]
-        if self.slots is None:
+        if self.keys is None:
             kv = new[:, h.query :]
         else:
-            kv = _as(pool[self.slots] if isinstance(self.slots, slice) else pool.index_select(0, self.slots), qkv.dtype)
+            kv = _as(self.keys[layer] if isinstance(self.keys, tuple) else pool.index_select(0, self.keys), qkv.dtype)
+        if self.own:  # rounded as what is stored of the chunk will be when it is context
+            kv = torch.cat((kv, _as(stored[self.rows][:, h.query :], qkv.dtype)))
         # The G query heads of a KV head become the outer dimension, over which K and V repeat without being copied.
         q = new[:, : h.query].view(-1, h.kv, h.group, h.dim).permute(2, 1, 0, 3)  # [G, K, n, D]
         k = kv[:, : h.kv].transpose(0, 1).expand(h.group, -1, -1, -1)  # [G, K, L, D]
@@ -141,14 +145,15 @@ class TorchAttention(Attention):
         super().__init__(config)
         self.group = config.num_attention_heads // config.num_kv_heads
 
-    def plan(self, spans: Sequence[Span], kv: torch.Tensor, dtype: torch.dtype) -> Any:
+    def plan(self, spans: Sequence[Span], kv: Pool | torch.Tensor, dtype: torch.dtype) -> Any:
         """One list of work items for each different sliding window."""
-        decode_dtype = kv.dtype if kv.dtype == torch.bfloat16 else dtype
+        pool = kv if isinstance(kv, Pool) else TensorPool(kv)
+        decode_dtype = pool.dtype if pool.dtype == torch.bfloat16 else dtype
         config = self.config
         heads = _Heads(config.num_attention_heads, config.num_kv_heads, self.group, config.head_dim, decode_dtype)
-        return {window: self._items(spans, window, kv.flatten(1, 2), dtype, heads) for window in self.windows}
+        return {window: self._items(spans, window, pool, dtype, heads) for window in self.windows}
 
-    def run(self, plan: Any, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+    def run(self, plan: Any, layer: int, qkv: torch.Tensor, stored: torch.Tensor, pool: Any) -> torch.Tensor:
         items = plan[self.config.sliding_windows[layer]]
         if len(items) == 1:
             return items[0].run(layer, qkv, stored, pool)
@@ -157,18 +162,17 @@ class TorchAttention(Attention):
             out[item.rows] = item.run(layer, qkv, stored, pool)
         return out
 
-    def _items(self, spans: Sequence[Span], window: int | None, kv: torch.Tensor, dtype: torch.dtype, heads: _Heads) -> list[Any]:
-        """``kv``: [num_layers, slots, 2, K, D]."""
+    def _items(self, spans: Sequence[Span], window: int | None, pool: Pool, dtype: torch.dtype, heads: _Heads) -> list[Any]:
         row_bytes = 2 * heads.kv * heads.dim * heads.dtype.itemsize
-        limit = _GATHER_BYTES // row_bytes if kv.device.type == "cpu" else 1 << 62
+        limit = _GATHER_BYTES // row_bytes if pool.device.type == "cpu" else 1 << 62
         decodes: list[Span] = []
         few: list[Span] = []
         many: list[Span] = []
         for s in spans:
-            (decodes if s.num_tokens == 1 else few if s.num_tokens <= _FEW and s.start else many).append(s)
-        items: list[Any] = [_decode(group, window, kv, heads) for group in _groups(decodes, window, limit)]
-        items += [_few(group, window, kv, heads) for group in _groups(few, window, limit)]
-        return items + [_chunk(s, window, kv.device, dtype, heads) for s in many]
+            (many if is_chunk(s) else decodes if s.num_tokens == 1 else few).append(s)
+        items: list[Any] = [_decode(group, window, pool, heads) for group in _groups(decodes, window, limit)]
+        items += [_few(group, window, pool, heads) for group in _groups(few, window, limit)]
+        return items + [_chunk(s, window, pool, dtype, heads) for s in many]
 
 
 def _groups(spans: list[Span], window: int | None, limit: int) -> Iterator[list[Span]]:
@@ -189,46 +193,55 @@ def _groups(spans: list[Span], window: int | None, limit: int) -> Iterator[list[
         yield group
 
 
-def _decode(spans: list[Span], window: int | None, kv: torch.Tensor, heads: _Heads) -> _View | _Gather:
-    keys = [s.slots[first_key(s.start, window) :] for s in spans]
+def _decode(spans: list[Span], window: int | None, pool: Pool, heads: _Heads) -> _View | _Gather:
+    keys = [pool.slots(s, window) for s in spans]
     rows = slice(spans[0].row, spans[-1].row + 1)
-    run = contiguous(keys[0]) if len(keys) == 1 else None
-    if run is not None:
-        k, v = kv[:, run].permute(2, 0, 3, 1, 4).unsqueeze(2)  # [num_layers, 1, K, L, D]
+    views = _views(keys, pool)
+    if views is not None:
+        k, v = views.permute(2, 0, 3, 1, 4).unsqueeze(2)  # [num_layers, 1, K, L, D]
         return _View(rows, k.unbind(), v.unbind(), heads)
     slots, longest = _padded(keys)
     mask = None
     if any(len(k) != longest for k in keys):
         hidden = np.arange(longest) >= np.array([len(k) for k in keys])[:, None]
-        mask = _bias(hidden, heads.dtype, kv.device)[:, None, None, :]
-    return _Gather(rows, torch.from_numpy(slots).to(kv.device), mask, heads)
+        mask = _bias(hidden, heads.dtype, pool.device)[:, None, None, :]
+    return _Gather(rows, pool.index(slots), mask, heads)
 
 
-def _few(spans: list[Span], window: int | None, kv: torch.Tensor, heads: _Heads) -> _Few:
-    keys = [s.slots[first_key(s.start, window) :] for s in spans]
+def _few(spans: list[Span], window: int | None, pool: Pool, heads: _Heads) -> _Few:
+    keys = [pool.slots(s, window) for s in spans]
     rows = slice(spans[0].row, spans[-1].row + spans[-1].num_tokens)
     slots, longest = _padded(keys)
     hidden = np.ones((len(spans), spans[0].num_tokens, longest), dtype=np.bool_)
     for into, span in zip(hidden, spans):
-        own = hidden_keys(span, window)
+        own = pool.hidden(span, window)
         into[:, : own.shape[1]] = own
-    mask = _bias(hidden.repeat(heads.group, axis=1), heads.dtype, kv.device)[:, None]
+    mask = _bias(hidden.repeat(heads.group, axis=1), heads.dtype, pool.device)[:, None]
+    views = _views(keys, pool)
+    if views is not None:
+        return _Few(rows, 1, views[:, None].unbind(), mask, heads)
+    return _Few(rows, len(spans), pool.index(slots), mask, heads)
+
+
+def _chunk(span: Span, window: int | None, pool: Pool, dtype: torch.dtype, heads: _Heads) -> _Chunk:
+    n = span.num_tokens
+    rows = slice(span.row, span.row + n)
+    slots = pool.slots(span, window)
+    causal = len(slots) == n and span.ancestors is None and (window is None or window >= n)
+    mask = None if causal else _bias(pool.hidden(span, window), dtype, pool.device)
+    held = pool.holds_chunk(span)
+    if not held:
+        slots = slots[: len(slots) - n]
+        if not len(slots):
+            return _Chunk(rows, None, mask, heads)
+    views = _views([slots], pool)
+    return _Chunk(rows, pool.index(slots) if views is None else views.flatten(2, 3).unbind(), mask, heads, own=not held)
+
+
+def _views(keys: "list[np.ndarray[Any, np.dtype[np.int64]]]", pool: Pool) -> torch.Tensor | None:
+    """[num_layers, L, 2, K, D] of the only request, where its keys are neighbours in order and can be read in place."""
     run = contiguous(keys[0]) if len(keys) == 1 else None
-    if run is not None:
-        return _Few(rows, 1, kv[:, None, run].unbind(), mask, heads)
-    return _Few(rows, len(spans), torch.from_numpy(slots).to(kv.device), mask, heads)
-
-
-def _chunk(span: Span, window: int | None, device: torch.device, dtype: torch.dtype, heads: _Heads) -> _Chunk:
-    rows = slice(span.row, span.row + span.num_tokens)
-    if span.start == 0 and span.ancestors is None and (window is None or window >= span.end):
-        return _Chunk(rows, None, None, heads)
-    mask = _bias(hidden_keys(span, window), dtype, device)
-    if not span.start:
-        return _Chunk(rows, None, mask, heads)
-    slots = span.slots[first_key(span.start, window) :]
-    run = contiguous(slots)
-    return _Chunk(rows, run if run is not None else torch.from_numpy(slots.copy()).to(device), mask, heads)
+    return None if run is None else pool.views(run)
 
 
 def _bias(hidden: "np.ndarray[Any, np.dtype[np.bool_]]", dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
+from engine.events.batching import BlockSwapped
 from engine.events.types import (
     BlockEvicted,
     EngineStarted,
@@ -104,6 +105,15 @@ class _Trace:
         elif isinstance(event, PrefixLookup) and event.request_id in self._tracks:
             args = {"tokens": event.num_tokens, "hit": event.num_hit_tokens, "miss": event.miss_reason}
             yield self._instant(event, _REQUESTS, self._tracks[event.request_id].tid, "prefix lookup", args)
+        elif isinstance(event, BlockSwapped) and event.request_id in self._tracks:
+            args = {"tokens": event.num_tokens, "bytes": event.num_bytes, "ms": event.copy_ms}
+            yield self._instant(
+                event,
+                _REQUESTS,
+                self._tracks[event.request_id].tid,
+                "dropped in host memory" if event.direction == "dropped" else f"swapped {event.direction}",
+                args,
+            )
         elif isinstance(event, BlockEvicted):
             yield self._instant(event, _ENGINE, _STEPS, "evicted", {"block": event.block_id})
         elif isinstance(event, KnobChanged):
@@ -175,6 +185,9 @@ class _Trace:
         end = e.time_ns
         start = min(max(end - _ns(e.step_ms), self._step_end), end)
         args = {"running": e.num_running, "waiting": e.num_waiting, "tokens": sum(r.num_tokens for r in e.runs)}
+        padding = sum(r.num_tokens for r in e.runs if r.is_padding)
+        if padding:
+            args["padding"] = padding
         yield self._slice(_ENGINE, _STEPS, f"step {e.step}", start, end, args)
         at = start
         for phase in _PHASES:
@@ -182,7 +195,8 @@ class _Trace:
             yield self._slice(_ENGINE, _STEPS, phase, at, until, {})
             at = until
         for run in e.runs:
-            yield from self._run(run, start, end)
+            if not run.is_padding:
+                yield from self._run(run, start, end)
         sampled = sum(run.sampled for run in e.runs)
         yield self._counter(start, "tokens/s", {"tokens/s": sampled / (end - start) * 1e9 if end > start else 0.0})
         yield self._counter(end, "KV blocks", {"used": e.used_blocks, "cached, free": e.cached_free_blocks})

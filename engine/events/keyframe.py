@@ -5,6 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.events.attention import AttentionTraced
+from engine.events.batching import PrefixTree
+from engine.events.quantization import KvObserved, LayerQuantized, MatrixObserved, QuantizationProbed
 from engine.events.state import State
 from engine.events.types import (
     BeamsFinished,
@@ -62,6 +65,16 @@ _WEIGHTS: dict[type, Callable[[Any], int]] = {
     BeamsSelected: lambda e: 300 + 250 * len(e.candidates),
     BeamsFinished: lambda e: 300 + sum(200 + 100 * len(s.token_ids) for s in e.sequences),
     RequestBranched: lambda e: 400 + 100 * len(e.output_token_ids),
+    LayerQuantized: lambda e: 700 + 32 * (len(e.weight_counts) + len(e.error_counts)),
+    MatrixObserved: lambda e: 700 + len(e.weight) + len(e.running) + len(e.inputs) + len(e.hessian) + 8 * e.columns,
+    QuantizationProbed: lambda e: (
+        2000 + 100 * (len(e.kl) + len(e.token_texts)) + 300 * (len(e.entered) + len(e.left) + len(e.top))
+    ),
+    KvObserved: lambda e: 1000 + 128 * len(e.key_abs_max),
+    PrefixTree: lambda e: 600 + sum(600 + 8 * (len(n.token_ids) + len(n.block_ids)) + 60 * len(n.holders) for n in e.nodes),
+    AttentionTraced: lambda e: (
+        3000 + len(e.records) + len(e.row_scores) + sum(300 + 8 * len(r.block_ids) + 8 * len(r.row_bits) for r in e.requests)
+    ),
 }
 
 

@@ -33,6 +33,10 @@ class Recorder:
         self._sinks.remove(sink)
         self.on = bool(self._sinks)
 
+    def now(self) -> int:
+        """The time that an event would carry."""
+        return time.monotonic_ns()
+
     def emit(self, kind: type[Event], **fields: Any) -> None:
         """Build the event and deliver it. Callers check ``on`` first."""
         start = time.monotonic_ns()

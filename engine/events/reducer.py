@@ -5,6 +5,7 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from engine.events.batching import BlockSwapped
 from engine.events.request_view import UNSEEN, ReqView
 from engine.events.types import (
     AnyEvent,
@@ -83,6 +84,7 @@ def _snapshot(state: "State", e: Snapshot) -> None:
             if view.status != "finished":
                 view = view.own_copy()
                 view.status, view.block_ids, view.finished_step = "finished", [], e.step
+                view.num_swapped_tokens = 0
                 view.message = "ended while events were dropped"
                 state._finished[view.request_id] = view.num_prompt_tokens + len(view.output_token_ids)
             state.requests[view.request_id] = view
@@ -152,6 +154,7 @@ def _request_preempted(state: "State", e: RequestPreempted) -> None:
 def _request_finished(state: "State", e: RequestFinished) -> None:
     view = state._view(e.request_id)
     view.status = "finished"
+    view.num_swapped_tokens = 0
     view.finish_reason, view.message, view.finished_step = e.reason, e.message, e.step
     view.num_output_tokens = max(_tokens(e.num_output_tokens), len(view.output_token_ids))
     state._finished[e.request_id] = view.num_prompt_tokens + len(view.output_token_ids)
@@ -162,7 +165,7 @@ def _step_done(state: "State", e: StepDone) -> None:
     for run in e.runs:
         request_id = run.request_id
         view = requests[request_id] if request_id in own else state._view(request_id)
-        if view.status == "finished":
+        if view.status == "finished" or run.is_padding:
             continue
         view.status = "running"
         end = _tokens(run.end)
@@ -295,6 +298,10 @@ def _block_evicted(state: "State", e: BlockEvicted) -> None:
     state.lru.pop(e.block_id, None)
 
 
+def _block_swapped(state: "State", e: BlockSwapped) -> None:
+    state._view(e.request_id).num_swapped_tokens = _tokens(e.num_tokens) if e.direction == "out" else 0
+
+
 def _prefix_lookup(state: "State", e: PrefixLookup) -> None:
     """It is asked when a request gets its place in the batch: from here on it runs, though its first tokens come with StepDone."""
     view = state._view(e.request_id)
@@ -340,6 +347,7 @@ HANDLERS: dict[Any, Callable[["State", Any], None]] = {
     BlockCached: _block_cached,
     BlockCopied: _block_copied,
     BlockEvicted: _block_evicted,
+    BlockSwapped: _block_swapped,
     PrefixLookup: _prefix_lookup,
     TokenSampled: _token_sampled,
     RequestBranched: _request_branched,

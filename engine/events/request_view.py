@@ -40,6 +40,7 @@ class ReqView(msgspec.Struct, kw_only=True, gc=False):
     message: str = ""
     branched_from: str | None = None
     branched_at: int = -1
+    num_swapped_tokens: int = 0  # positions whose KV lies in host memory
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -89,6 +90,7 @@ class ReqView(msgspec.Struct, kw_only=True, gc=False):
             message=self.message,
             branched_from=self.branched_from,
             branched_at=self.branched_at,
+            num_swapped_tokens=self.num_swapped_tokens,
         )
 
     @classmethod
@@ -117,4 +119,5 @@ class ReqView(msgspec.Struct, kw_only=True, gc=False):
             message=r.message,
             branched_from=r.branched_from,
             branched_at=r.branched_at,
+            num_swapped_tokens=r.num_swapped_tokens,
         )

@@ -174,8 +174,11 @@ class State:
     def _drop_old(self) -> None:
         """Forget the oldest finished requests beyond what is kept."""
         total = sum(self._finished.values())
-        while len(self._finished) > MAX_FINISHED or (total > MAX_FINISHED_TOKENS and len(self._finished) > 1):
-            request_id = next(iter(self._finished))
+        for request_id in list(self._finished):
+            if len(self._finished) <= MAX_FINISHED and (total <= MAX_FINISHED_TOKENS or len(self._finished) <= 1):
+                break
+            if self.requests[request_id].block_ids:
+                continue  # a static batch keeps them until it has ended
             size = self._finished.pop(request_id)
             total -= size
             self._num_tokens -= size

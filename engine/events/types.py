@@ -13,10 +13,25 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-
-class Event(msgspec.Struct, frozen=True, tag=True, tag_field="kind", kw_only=True, gc=False):
-    step: int
-    time_ns: int
+from engine.events.attention import AttentionTraced
+from engine.events.batching import BlockSwapped, PrefixTree
+from engine.events.beams import BeamCandidate as BeamCandidate
+from engine.events.beams import BeamSequence as BeamSequence
+from engine.events.beams import BeamsFinished, BeamsSelected
+from engine.events.event import Event
+from engine.events.hardware import MemoryMeasured, RoofsMeasured
+from engine.events.quantization import (
+    KvObserved,
+    LayerQuantized,
+    MatrixObserved,
+    QualityMeasured,
+    QuantizationProbed,
+    QuantizationProgress,
+    WeightsChanged,
+)
+from engine.events.speculation import DraftNode as DraftNode
+from engine.events.speculation import DraftProposed, DraftVerified
+from engine.events.speculation import VerifiedNode as VerifiedNode
 
 
 class EngineStarted(Event, frozen=True, kw_only=True):
@@ -51,6 +66,7 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     message: str = ""
     branched_from: str | None = None  # see RequestBranched
     branched_at: int = -1
+    num_swapped_tokens: int = 0  # of a preempted request: those whose KV lies in host memory
 
 
 class Snapshot(Event, frozen=True, kw_only=True):
@@ -74,6 +90,7 @@ class RequestAdded(Event, frozen=True, kw_only=True):
     parent_id: str | None = None  # set for the siblings of n > 1
     sample_index: int = 0
     cache_salt: str | None = None  # cached prefixes are shared among requests of the same salt only
+    priority: int = 0  # under scheduling_policy="priority": smaller is more urgent
 
 
 class RequestForked(Event, frozen=True, kw_only=True):
@@ -103,11 +120,14 @@ class RequestBranched(Event, frozen=True, kw_only=True):
 
 
 class RequestPreempted(Event, frozen=True, kw_only=True):
-    """The pool ran out: the request gives its blocks back and will be computed again from its tokens."""
+    """The request gives its blocks back. Mode "recompute": its KV will be computed again from its tokens; "swap": it lies in host
+    memory until the request is admitted again (BlockSwapped follows)."""
 
     request_id: str
-    num_computed_tokens: int  # what has to be recomputed (before prefix hits)
-    for_request_id: str  # the one whose need of a block caused it
+    num_computed_tokens: int  # what has to be recomputed (before prefix hits), or was copied
+    for_request_id: str  # the one whose need of a block caused it; "": nobody's, the weights changed
+    mode: str = "recompute"
+    why: str = ""  # of a recompute under preemption_mode="swap": what kept it from being swapped
 
 
 class RequestFinished(Event, frozen=True, kw_only=True):
@@ -121,12 +141,17 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one request did in one step."""
 
     request_id: str
-    phase: str  # "prefill" | "decode" (also with a draft to verify)
+    phase: str  # "prefill" | "decode" (also with a draft to verify) | "padding" (of a static batch: computed for nobody)
     start: int  # first position computed
     num_tokens: int
     sampled: bool  # whether this step produced a token for it
     num_drafts: int = 0  # of num_tokens, proposed by a drafter and computed to be verified
     num_accepted: int = 0  # of these, kept
+
+    @property
+    def is_padding(self) -> bool:
+        """Computed for nobody, in the place of a member of a static batch: ``start`` is no position of the request."""
+        return self.phase == "padding"
 
     @property
     def end(self) -> int:
@@ -191,13 +216,14 @@ class BlockCached(Event, frozen=True, kw_only=True):
 
 
 class BlockCopied(Event, frozen=True, kw_only=True):
-    """Copy-on-write: the request wants to write into a block that others hold too."""
+    """Copy-on-write: the request wants to write into a block that others hold too, or whose beginning alone is its own prefix."""
 
     request_id: str
     index: int  # logical
     src: int
     dst: int
     src_ref_count: int  # after
+    num_tokens: int = 0  # of a partial prefix hit: how many of src's are its own; 0: all that were computed
 
 
 class BlockEvicted(Event, frozen=True, kw_only=True):
@@ -210,11 +236,14 @@ class BlockEvicted(Event, frozen=True, kw_only=True):
 class PrefixLookup(Event, frozen=True, kw_only=True):
     request_id: str
     num_tokens: int  # asked for
-    num_hit_tokens: int
-    block_ids: list[int]  # hit
+    num_hit_tokens: int  # whose KV need not be computed: in whole blocks, part of the next, host memory
+    block_ids: list[int]  # hit whole, and shared
     # "" when everything that could be hit was; else "disabled" | "no such prefix" | "shorter than a block" | "evicted" | "different salt" | "hash collision"
     miss_reason: str
     recompute: bool = False  # the lookup of a preempted request that comes back
+    num_partial_tokens: int = 0  # of num_hit_tokens: in the block after the whole ones (radix index); BlockCopied follows
+    num_swapped_tokens: int = 0  # of num_hit_tokens: they come back from host memory; BlockSwapped follows
+    index: str = "hash"  # EngineConfig.prefix_index
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -248,119 +277,6 @@ class TokenSampled(Event, frozen=True, kw_only=True):
     step_ms: float = 0.0  # wall time since the request's previous token (or since it arrived)
     kept_sizes: list[int] = []  # tokens that min_p, top_k and top_p left, one after the other; [] when not looked for
     kept_masses: list[float] = []  # and the mass of those, at the request's temperature, before renormalising
-
-
-class DraftNode(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One proposed token. A draft is a tree: ``parent`` is the node it follows, -1 the request's last token."""
-
-    token_id: int
-    text: str
-    parent: int
-    q: float  # the drafter's probability of it, after the request's processors; NaN: the drafter has none
-    top_ids: list[
-        int
-    ] = []  # the drafter's likeliest tokens in its place, and their probabilities; what is missing to 1 is the rest
-    top_texts: list[str] = []
-    top_probs: list[float] = []
-
-
-class DraftProposed(Event, frozen=True, kw_only=True):
-    """A drafter proposed tokens to follow a request's last one. DraftVerified follows in the same step."""
-
-    request_id: str
-    method: str  # SpeculativeConfig.method
-    position: int  # of the first proposed token
-    num_wanted: int  # K of this step, after what pool, context and budget left of it
-    nodes: list[DraftNode]  # parents before children; [] when there was nothing to propose
-    sampled: bool  # drawn at random from the drafter's distribution
-    draft_ms: float  # wall time of the whole batch's drafting in this step
-    batch_size: int  # requests that were drafted for in that time
-    failure: str = ""  # why there is no draft, where that is no matter of course
-    found_at: int = -1  # n-gram: position in the sequence that was copied from; Lookahead: place in its pool
-
-
-class VerifiedNode(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What became of one proposed token."""
-
-    outcome: str  # "accepted" | "rejected" | "not reached"
-    p: float  # the target's probability of it, after the processors (and after elder siblings were rejected); NaN: not looked at
-    q: float  # the drafter's, as it was compared (renormalised over what elder siblings left); NaN: not compared
-    u: float | None  # what the accept test drew (rejection: accepted when u < p / q); None: nothing was drawn for it
-    accept: float  # probability with which it was to be accepted: min(1, p / q), or p where the target's own draw decides
-    top_ids: list[int] = []  # the target's likeliest tokens in its place, after the processors
-    top_texts: list[str] = []
-    top_probs: list[float] = []
-
-
-class DraftVerified(Event, frozen=True, kw_only=True):
-    """The target computed a draft in one pass and kept ``path`` of it; then came one token of its own.
-
-    TokenSampled is recorded for each token that the request gained, as in plain decoding.
-    """
-
-    request_id: str
-    position: int  # of the first proposed token
-    rule: str  # "rejection" | "draw" (the target's own draw decides: deterministic and coupled drafts) | "typical"
-    nodes: list[VerifiedNode]  # as in DraftProposed
-    path: list[int]  # accepted nodes, in order
-    token_id: int  # the target's own token after them; -1: none (a stop token or a limit lay within the draft)
-    text: str
-    own: str  # "corrected" (a node stood in its place and was rejected) | "bonus" (nothing more was proposed) | ""
-    own_u: float | None  # what it was drawn with; None: greedy, or none
-    own_prob: float  # in the distribution that it was drawn from
-    residual_ids: list[int] = []  # likeliest of the normalised positive part of p - q, where the token was drawn from that
-    residual_texts: list[str] = []
-    residual_probs: list[float] = []
-    residual_mass: float = 0.0  # of that positive part before normalising: the probability of a rejection there
-    verify_ms: float = 0.0  # wall time of the whole step's forward pass
-    num_kept: int = 0  # tokens that the request gained
-
-
-class BeamCandidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One way in which a beam could go on: one of the best of all ways of all beams of a request."""
-
-    source: int  # sample_index of the beam that it goes on from
-    token_id: int
-    text: str
-    logprob: float  # of the token, after the penalties (natural log)
-    sum_logprob: float  # of the whole sequence so far
-    beam: int  # sample_index of the beam that holds it from now on; -1: none
-    score: float  # sum / length ** length_penalty when it ended here and was kept; NaN when it did not
-    fate: str  # "kept" | "ended" (complete, and among the best complete ones) | "dropped"
-
-
-class BeamsSelected(Event, frozen=True, kw_only=True):
-    """One step of a beam search: which ways of going on were looked at, and which of them were taken.
-
-    The beams are sequences of the request with a ``sample_index`` each, as the siblings of n > 1 are. From here on, beam
-    ``c.beam`` of each kept candidate has the tokens of beam ``c.source`` before it, and its own token. A beam that no
-    candidate names holds nothing any more: it ends, or takes over another one's tokens.
-    """
-
-    request_id: str
-    position: int  # of the tokens chosen
-    candidates: list[BeamCandidate]  # best first
-    num_ended: int  # complete sequences kept so far
-    worst_ended: float  # the lowest of their scores; NaN when there is none
-    best_possible: (
-        float  # the score that the best beam is taken to reach, as early stopping compares it; NaN when no beam is left
-    )
-
-
-class BeamSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    token_ids: list[int]
-    texts: list[str]  # one a token
-    sum_logprob: float
-    score: float
-    reason: str  # "stop" | "length" | "abort"
-
-
-class BeamsFinished(Event, frozen=True, kw_only=True):
-    """The end of a beam search: its n best sequences, which its first n beams show from here on."""
-
-    request_id: str
-    why: str
-    sequences: list[BeamSequence]  # best first
 
 
 class LogitsRecorded(Event, frozen=True, kw_only=True):
@@ -407,4 +323,7 @@ AnyEvent: TypeAlias = (
     | BlockAllocated | BlockShared | BlockFreed | BlockCached | BlockCopied | BlockEvicted | PrefixLookup
     | TokenSampled | LogitsRecorded | KnobChanged | PoolResized | CacheTimed
     | RequestBranched | BeamsSelected | BeamsFinished | DraftProposed | DraftVerified
+    | WeightsChanged | QuantizationProgress | LayerQuantized | MatrixObserved | QuantizationProbed | QualityMeasured | KvObserved
+    | RoofsMeasured | MemoryMeasured
+    | AttentionTraced | PrefixTree | BlockSwapped
 )  # fmt: skip

@@ -7,10 +7,31 @@ table only the rows looked up), the K and V a request's tokens see once per run,
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_DTYPES = ("int8", "fp8", "int4")  # of a KV cache, beside "auto" (the model's) and those of ``DTYPE_BYTES``
+SCALE_BYTES = 2  # of a scale or a minimum in the KV cache: bfloat16
+VALUE_GROUP = 32  # channels of a value that share a scale and a minimum in 4 bits, where that divides the head
+
+
+def kv_bytes(kv_dtype: str, head_dim: int, block_size: int = 16) -> float:
+    """Bytes of one token's K and V of one KV head in one layer, scales and minima included.
+
+    int8 and fp8: a byte for each channel and a scale for each vector. int4: half a byte for each channel; for keys a scale and a
+    minimum of each channel, shared by the ``block_size`` tokens of a block; for values those of each group of channels. The tail
+    of an int4 cache (blocks that are not full, in the model's dtype) is of no token in particular and not in it.
+    ValueError for an unknown ``kv_dtype``.
+    """
+    if kv_dtype in DTYPE_BYTES:
+        return 2.0 * head_dim * DTYPE_BYTES[kv_dtype]
+    if kv_dtype in ("int8", "fp8"):
+        return 2.0 * (head_dim + SCALE_BYTES)
+    if kv_dtype == "int4":
+        groups = head_dim // VALUE_GROUP if head_dim % VALUE_GROUP == 0 else 1
+        return head_dim + 2 * SCALE_BYTES * (head_dim / block_size + groups)
+    raise ValueError(f"dtype of a KV cache must be one of {(*DTYPE_BYTES, *KV_DTYPES)}, got {kv_dtype!r}")
 
 
 class RunLike(Protocol):
@@ -48,12 +69,12 @@ class CostFacts:
     windows: tuple[tuple[int | None, int], ...]  # (sliding window, number of layers that have it)
 
     @classmethod
-    def from_facts(cls, model: Mapping[str, Any], dtype: str, kv_dtype: str | None = None) -> "CostFacts":
-        """``model``: ``EngineStarted.model``; ``dtype``: of the weights; ``kv_dtype``: of the cache where it differs."""
-        for name in (dtype, kv_dtype or dtype):
-            if name not in DTYPE_BYTES:
-                raise ValueError(f"dtype must be one of {tuple(DTYPE_BYTES)}, got {name!r}")
-        size, kv_size = DTYPE_BYTES[dtype], DTYPE_BYTES[kv_dtype or dtype]
+    def from_facts(cls, model: Mapping[str, Any], dtype: str, kv_dtype: str | None = None, block_size: int = 16) -> "CostFacts":
+        """``model``: ``EngineStarted.model``; ``dtype``: of the weights; ``kv_dtype``: of the cache where it differs (None or
+        "auto": the same), which for int4 depends on ``block_size``, too."""
+        if dtype not in DTYPE_BYTES:
+            raise ValueError(f"dtype must be one of {tuple(DTYPE_BYTES)}, got {dtype!r}")
+        size = DTYPE_BYTES[dtype]
         hidden, layers, head_dim = model["hidden_size"], model["num_layers"], model["head_dim"]
         q_width, kv_width = model["num_attention_heads"] * head_dim, model["num_kv_heads"] * head_dim
         linear = layers * hidden * (2 * q_width + 2 * kv_width + 3 * model["intermediate_size"])
@@ -68,9 +89,14 @@ class CostFacts:
             layer_weight_bytes=float(others * size),
             head_weight_bytes=float(head * size),
             embedding_row_bytes=float(hidden * size),
-            kv_layer_bytes=2.0 * kv_width * kv_size,
+            kv_layer_bytes=model["num_kv_heads"]
+            * kv_bytes(dtype if kv_dtype in (None, "auto") else kv_dtype, head_dim, block_size),
             windows=tuple((window, windows.count(window)) for window in dict.fromkeys(windows)),
         )
+
+    def with_kv_layer_bytes(self, kv_layer_bytes: float) -> "CostFacts":
+        """The same model on another KV cache: bytes of one token's K and V in one layer."""
+        return self if kv_layer_bytes == self.kv_layer_bytes else replace(self, kv_layer_bytes=kv_layer_bytes)
 
 
 def step_cost(facts: CostFacts, runs: Iterable[RunLike]) -> StepCost:

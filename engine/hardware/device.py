@@ -1,5 +1,7 @@
 """Where the model runs and in which number format: turns "auto" into facts, and says why."""
 
+import importlib.util
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 import torch
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BACKENDS = ("torch",)  # attention backends that this version has
+BACKENDS = ("torch", "triton")  # attention backends that this version has
 # Flags of /proc/cpuinfo (and their names on ARM) that mean: the CPU multiplies bf16 without widening it first.
 _BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
@@ -47,16 +49,15 @@ def resolve_device(device: str = "auto", dtype: str = "auto", attention_backend:
     chosen, why_device = _choose_device(device)
     native = has_native_bf16(chosen)
     chosen_dtype, why_dtype = _choose_dtype(dtype, chosen, native)
-    if attention_backend not in ("auto", *BACKENDS):
-        raise ValueError(f"attention_backend must be one of {('auto', *BACKENDS)}, got {attention_backend!r}")
+    backend, why_backend = _choose_backend(attention_backend, chosen)
     return DeviceFacts(
         device=str(chosen),
         dtype=chosen_dtype,
-        attention_backend="torch",
+        attention_backend=backend,
         name=torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else cpu_name(),
         threads=torch.get_num_threads(),
         native_bf16=native,
-        why=f"{why_device}; {why_dtype}",
+        why=f"{why_device}; {why_dtype}; {why_backend}",
     )
 
 
@@ -125,3 +126,29 @@ def _choose_dtype(wanted: str, device: torch.device, native_bf16: bool) -> tuple
     if device.type == "cuda":
         return "float16", "float16, because the GPU has no bf16 arithmetic"
     return "float32", "float32, because the CPU has neither AMX nor AVX512-BF16"
+
+
+def _choose_backend(wanted: str, device: torch.device) -> tuple[str, str]:
+    """Of attention. "triton", our kernels: where there is CUDA, or, for tests, a CPU in a process whose kernels are interpreted ones."""
+    if wanted not in ("auto", *BACKENDS):
+        raise ValueError(f"attention_backend must be one of {('auto', *BACKENDS)}, got {wanted!r}")
+    has_triton = importlib.util.find_spec("triton") is not None
+    if wanted == "auto":
+        if device.type != "cuda":
+            return "torch", "attention by torch, because there is no GPU for the kernels"
+        if not has_triton:
+            return "torch", "attention by torch, because Triton is not installed"
+        if torch.cuda.get_device_capability(device) < (8, 0):
+            return "torch", "attention by torch, because the kernels are for GPUs from sm_80 on"
+        return "triton", "attention by our kernels"
+    if wanted == "triton":
+        if not has_triton:
+            raise ValueError(
+                "attention_backend='triton' needs Triton, which is not installed here (it comes for Linux on x86_64)"
+            )
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError(
+                "attention_backend='triton' needs CUDA; on a CPU the kernels run only under Triton's interpreter, for tests: "
+                "start the process with TRITON_INTERPRET=1 in its environment"
+            )
+    return wanted, f"attention backend {wanted!r} was asked for"

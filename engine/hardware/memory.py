@@ -8,42 +8,55 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.hardware.cost import DTYPE_BYTES
+from engine.hardware.cost import DTYPE_BYTES, KV_DTYPES, kv_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvShape:
-    """The five numbers that decide what one token costs in the KV cache."""
+    """What decides what one token costs in the KV cache: five numbers, and for a cache in few bits what it is held in."""
 
     num_layers: int
     num_attention_heads: int
     num_kv_heads: int
     head_dim: int
-    bytes_per_element: int
+    bytes_per_element: int  # of the model's dtype
+    kv_dtype: str = "auto"  # as EngineConfig.kv_cache_dtype; "auto": the model's
+    block_size: int = 16  # tokens that share the keys' scales, for "int4"
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_attention_heads", "num_kv_heads", "head_dim", "bytes_per_element"):
+        for name in ("num_layers", "num_attention_heads", "num_kv_heads", "head_dim", "bytes_per_element", "block_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        if self.kv_dtype not in ("auto", *KV_DTYPES):
+            raise ValueError(f"kv_dtype must be one of {('auto', *KV_DTYPES)}, got {self.kv_dtype!r}")
         if self.num_attention_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads must divide num_attention_heads={self.num_attention_heads}, got {self.num_kv_heads}")
 
     @classmethod
-    def from_facts(cls, model: Mapping[str, Any], dtype: str) -> "KvShape":
-        """From ``EngineStarted.model`` and the dtype's name as in ``EngineStarted.device["dtype"]``."""
+    def from_facts(cls, model: Mapping[str, Any], dtype: str, kv_dtype: str = "auto", block_size: int = 16) -> "KvShape":
+        """From ``EngineStarted.model``, the dtype's name as in ``EngineStarted.device["dtype"]``, and ``kv_cache_dtype`` and
+        ``block_size`` of the configuration."""
         if dtype not in DTYPE_BYTES:
             raise ValueError(f"dtype must be one of {tuple(DTYPE_BYTES)}, got {dtype!r}")
         names = ("num_layers", "num_attention_heads", "num_kv_heads", "head_dim")
         missing = [name for name in names if name not in model]
         if missing:
             raise ValueError(f"the model's facts lack {', '.join(missing)}; got {', '.join(sorted(model)) or 'nothing'}")
-        return cls(**{name: int(model[name]) for name in names}, bytes_per_element=DTYPE_BYTES[dtype])
+        facts = {name: int(model[name]) for name in names}
+        return cls(**facts, bytes_per_element=DTYPE_BYTES[dtype], kv_dtype=kv_dtype, block_size=block_size)
 
     @property
     def bytes_per_token(self) -> int:
-        """2 (K and V) x layers x KV heads x head size x bytes of a number."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_element
+        """2 (K and V) x layers x KV heads x head size x bytes of a number; in few bits those of codes, scales and minima, rounded up."""
+        return -(-self.bytes_per_block(self.block_size) // self.block_size)
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Bytes that a block of so many tokens adds to the pool."""
+        vectors = self.num_layers * self.num_kv_heads
+        if self.kv_dtype == "auto":
+            return 2 * vectors * self.head_dim * self.bytes_per_element * block_size
+        return vectors * round(block_size * kv_bytes(self.kv_dtype, self.head_dim, block_size))
 
     @property
     def mha(self) -> "KvShape":
@@ -71,10 +84,10 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def pool_bytes(shape: KvShape, num_blocks: int, block_size: int) -> int:
-    """Bytes of a pool of ``num_blocks`` blocks of ``block_size`` slots."""
+    """Bytes of a pool of ``num_blocks`` blocks of ``block_size`` slots; without the tail of an int4 pool."""
     if num_blocks < 0 or block_size < 1:
         raise ValueError(f"num_blocks must be >= 0 and block_size >= 1, got {num_blocks} and {block_size}")
-    return num_blocks * block_size * shape.bytes_per_token
+    return num_blocks * shape.bytes_per_block(block_size)
 
 
 def contiguous_slots(num_requests: int, max_model_len: int) -> int:

@@ -1,7 +1,7 @@
 """The pool of physical KV blocks: who holds which, how many hold each, which can be found again by their prefix.
 
 A block is in exactly one of three places: *held* (reference count > 0), *cached and free* (count 0, the prefix index
-can still find it, evicted least recently used first) or *free*. The block tables themselves belong to the requests;
+can still find it; which of those is evicted first is for the index to say) or *free*. The block tables themselves belong to the requests;
 every method takes the request's id only to record who did it.
 PagedAttention: arXiv 2309.06180, section 4.
 """
@@ -11,25 +11,26 @@ from collections import OrderedDict
 
 from engine.events.recorder import Recorder
 from engine.events.types import BlockAllocated, BlockCached, BlockCopied, BlockEvicted, BlockFreed, BlockShared
+from engine.kvcache.index import Index, converted
 from engine.kvcache.prefix import PrefixIndex
 
 
 class BlockPool:
     """``num_blocks`` blocks of ``block_size`` tokens. Running out is a RuntimeError: the scheduler asks ``num_free`` first."""
 
-    def __init__(self, num_blocks: int, block_size: int, recorder: Recorder, index: PrefixIndex | None = None) -> None:
+    def __init__(self, num_blocks: int, block_size: int, recorder: Recorder, index: Index | None = None) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs at least one block of one token, got {num_blocks} blocks of {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.recorder = recorder
-        self.index = index if index is not None else PrefixIndex(block_size)
+        self.index: Index = index if index is not None else PrefixIndex(block_size)
         self.ref_counts = [0] * num_blocks
         self.generations = [0] * num_blocks  # times each was given out to be filled anew: voids what else is kept of it
         self._free = set(range(num_blocks))  # free and not findable
         self._heap = list(range(num_blocks))  # the same, lowest id first; stale entries are skipped when popped
         self._in_heap = [True] * num_blocks
-        self._lru: OrderedDict[int, None] = OrderedDict()  # cached and free, next to be evicted first
+        self._lru: OrderedDict[int, None] = OrderedDict()  # cached and free, in the order in which they were given back
 
     # -- counting ---------------------------------------------------------------------------------------------------
 
@@ -47,6 +48,8 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     def lru_order(self) -> list[int]:
+        """Cached blocks that nobody holds, the longest given back first. The hash index evicts in this order; the radix index takes
+        the ends of paths, of these the least recently used."""
         return list(self._lru)
 
     def num_reclaimed_by(self, block_ids: list[int]) -> int:
@@ -83,7 +86,8 @@ class BlockPool:
             if block in self._free:
                 self._free.remove(block)
                 return block
-        block, _ = self._lru.popitem(last=False)
+        block = self.index.victim(self._lru)
+        del self._lru[block]
         self._evict(block)
         return block
 
@@ -94,6 +98,7 @@ class BlockPool:
                 if block not in self._lru:
                     raise RuntimeError(f"block {block} is free and not cached: it cannot be shared")
                 del self._lru[block]
+                self.index.lock((block,))
             self.ref_counts[block] += 1
         if self.recorder.on and block_ids:
             counts = [self.ref_counts[block] for block in block_ids]
@@ -115,6 +120,7 @@ class BlockPool:
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
             if block in self.index:
+                self.index.unlock((block,))
                 self._lru[block] = None
             else:
                 self._add_free(block)
@@ -141,14 +147,41 @@ class BlockPool:
             )
         return dst
 
+    def copy_part(self, request_id: str, index: int, src: int, num_tokens: int) -> int:
+        """A block of one's own that begins as a cached one does, for the logical block ``index`` of a request. The caller copies the
+        contents before anybody writes; it may be ``src`` itself, where that is the next to be evicted."""
+        if src not in self.index:
+            raise RuntimeError(f"block {src} is not cached: its content is not known")
+        if not self.num_free:
+            raise RuntimeError("no free block to copy into")
+        dst = self._take(None)
+        self.ref_counts[dst] = 1
+        self.generations[dst] += 1
+        if src in self._lru:
+            self._lru.move_to_end(src)
+        if self.recorder.on:
+            count = self.ref_counts[src] if src != dst else 0
+            self.recorder.emit(
+                BlockCopied, request_id=request_id, index=index, src=src, dst=dst, src_ref_count=count, num_tokens=num_tokens
+            )
+        return dst
+
     # -- the prefix index ------------------------------------------------------------------------------------------------
 
     def cache(self, block: int, block_hash: int, parent_hash: int, tokens: tuple[int, ...]) -> None:
         """A held block is full: let its prefix be found. The first of two equal blocks stays the one that is found."""
         if self.ref_counts[block] < 1:
             raise RuntimeError(f"block {block} is not held: only held blocks can be cached")
-        if self.index.insert(block, block_hash, parent_hash, tokens) and self.recorder.on:
+        if not self.index.insert(block, block_hash, parent_hash, tokens):
+            return
+        self.index.lock((block,))
+        if self.recorder.on:
             self.recorder.emit(BlockCached, block_id=block, block_hash=block_hash, parent_hash=parent_hash)
+
+    def use_index(self, name: str) -> None:
+        """Another index from now on ("hash" or "radix"): it finds what the old one found."""
+        self.index = converted(self.index, name, self._lru)
+        self.index.lock([block for block in self.index.blocks() if self.ref_counts[block]])
 
     def forget(self, block_ids: list[int]) -> None:
         """Take these out of the index (their content is not to be trusted)."""

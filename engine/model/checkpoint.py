@@ -5,9 +5,9 @@ Whatever does not fit is a ValueError that names the file and the tensor. No pic
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,21 +17,26 @@ from engine.model.gguf_file import GGUFFile
 from engine.model.json_file import read_json
 from engine.model.store import checked_sha256, file_sha256
 from engine.model.tokenizer import Tokenizer
+from engine.quantization.base import QuantizedWeight
+from engine.quantization.external import open_quantized, read_layout
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
-class LazyTensors(Mapping[str, torch.Tensor]):
-    """name -> tensor, read from the file when it is asked for, and not kept.
+_T = TypeVar("_T")
 
-    Values are on the CPU, float32, float16 or bfloat16, and must not be written to. A file that turns out damaged
+
+class Lazy(Mapping[str, _T]):
+    """name -> tensor or quantised weight, read from the file when it is asked for, and not kept.
+
+    Values are on the CPU (tensors float32, float16 or bfloat16) and must not be written to. A file that turns out damaged
     when it is read is a ValueError.
     """
 
-    def __init__(self, loaders: dict[str, Callable[[], torch.Tensor]]) -> None:
+    def __init__(self, loaders: dict[str, Callable[[], _T]]) -> None:
         self._loaders = loaders
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> _T:
         return self._loaders[name]()
 
     def __iter__(self) -> Iterator[str]:
@@ -42,7 +47,13 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
 
 class Checkpoint:
-    """What ``load_checkpoint`` found. ``tensors`` holds exactly the names of ``config.tensor_shapes()``, shapes checked."""
+    """What ``load_checkpoint`` found. ``tensors`` holds exactly the names of ``config.tensor_shapes()``, shapes checked.
+
+    ``quantized``: those of the weights that the files hold in few bits; ``tensors`` has them too, dequantised to float32.
+    ``quantization``: how, in plain values for a screen, None where nothing is: method, format, bits, group_size (None: one scale a row
+    or matrix), symmetric, desc_act, made_by (None: not said), activations (how the maker rounds the inputs, None: not), activations_rounded
+    (whether ``quantized`` asks for it here) and matrices, how many of the weights are quantised.
+    """
 
     def __init__(
         self,
@@ -51,14 +62,20 @@ class Checkpoint:
         format: str,
         files: tuple[Path, ...],
         config: ModelConfig,
-        tensors: LazyTensors,
+        tensors: Mapping[str, torch.Tensor],
         make_tokenizer: Callable[[], Tokenizer],
+        quantized: Mapping[str, QuantizedWeight] | None = None,
+        quantization: dict[str, Any] | None = None,
+        types: Mapping[str, str] | None = None,
     ) -> None:
         self.path = path
         self.format = format  # "safetensors" | "gguf"
         self.files = files  # the files that hold the weights
         self.config = config
         self.tensors = tensors
+        self.quantized = {} if quantized is None else quantized
+        self.quantization = quantization
+        self.types = {} if types is None else types  # by name, of the tensors in ``tensors``: "GGUF Q4_1", "safetensors BF16"
         self._make_tokenizer = make_tokenizer
 
     @cached_property
@@ -119,11 +136,14 @@ def _load_safetensors(path: Path) -> Checkpoint:
         raw = {**raw, "eos_token_id": [*token_ids(raw.get("eos_token_id"), f"{config_path}: eos_token_id"), *more]}
     config = ModelConfig.from_hf(raw, str(config_path))
     files, found = safetensors_file.open_tensors(path)
+    layout = read_layout(raw, config_path, found)
     wanted = config.tensor_shapes()
+    quantized, found = open_quantized(layout, found, wanted) if layout else ({}, found)
     ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    loaders = {}
+    loaders: dict[str, Callable[[], torch.Tensor]] = {name: partial(_dequantized, load) for name, load in quantized.items()}
     for name, entry in found.items():
         if name in wanted:
+            safetensors_file.check_dtype(entry, name)
             _check_shape(entry.file, name, entry.shape, wanted[name], config_path)
             loaders[name] = entry.load
         elif name not in ignored and not name.endswith("rotary_emb.inv_freq"):
@@ -136,16 +156,23 @@ def _load_safetensors(path: Path) -> Checkpoint:
         format="safetensors",
         files=files,
         config=config,
-        tensors=LazyTensors({name: loaders[name] for name in wanted}),
+        tensors=Lazy({name: loaders[name] for name in wanted}),
         make_tokenizer=lambda: Tokenizer.from_directory(path, config),
+        quantized=Lazy(quantized),
+        quantization={**layout.facts(), "matrices": len(quantized)} if layout else None,
+        types={name: f"safetensors {entry.dtype}" for name, entry in found.items() if name in wanted},
     )
+
+
+def _dequantized(load: Callable[[], QuantizedWeight]) -> torch.Tensor:
+    return load().dequantize()
 
 
 def _load_gguf(path: Path) -> Checkpoint:
     file = GGUFFile(path)
     config = gguf_checkpoint.read_config(file)
     wanted = config.tensor_shapes()
-    loaders = {}
+    loaders, types = {}, {}
     for name, entry in gguf_checkpoint.hf_tensors(file, config).items():
         if name not in wanted:
             raise ValueError(
@@ -153,14 +180,16 @@ def _load_gguf(path: Path) -> Checkpoint:
             )
         _check_shape(path, entry.name, entry.shape, wanted[name], path)
         loaders[name] = entry.load
+        types[name] = f"GGUF {file.tensors[entry.name].type_name}"
     _check_complete(loaders, wanted, path)
     return Checkpoint(
         path=path,
         format="gguf",
         files=(path,),
         config=config,
-        tensors=LazyTensors({name: loaders[name] for name in wanted}),
+        tensors=Lazy({name: loaders[name] for name in wanted}),
         make_tokenizer=lambda: Tokenizer.from_gguf(file.metadata, str(path), config),
+        types=types,
     )
 
 

@@ -36,6 +36,7 @@ from engine.model.few_rows import MIN_CONTEXT, Function, RowShape
 _log = logging.getLogger(__name__)
 
 ROWS = (1, 5, 8, 2, 3)  # that there is a function for, the most wanted first; 5: the last token and K = 4 drafted ones
+LOW_BIT_ROWS = (1,)  # the same, for weights in few bits
 _MIN_BYTES = 16 << 20  # of weights: below, nobody waits for them
 _MEMORY_SHARE = 0.25  # of the free memory, what the second form of the weights may take
 _TOLERANCE = 2e-3
@@ -47,7 +48,7 @@ _OPTIONS = {
 
 
 def unfit(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str:
-    """Why the function is not to be used with this model here; empty when it is."""
+    """Why the function is not to be used with this model here; empty when it is. ``dtype``: of weights that are not in few bits."""
     per_layer = config.hidden_size * (
         (2 * config.num_attention_heads + 2 * config.num_kv_heads) * config.head_dim + 3 * config.intermediate_size
     )
@@ -132,7 +133,7 @@ class CompiledLayer:
                 self._give_up(f"the compiled function for {rows} rows does not work: {error}")
             else:
                 self._functions[rows] = function
-        if len(self._functions) == len(ROWS):
+        if len(self._functions) == len(self._paths):
             self.state = "compiled"
 
     def _give_up(self, why: str) -> None:
@@ -160,9 +161,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _paths(shape: RowShape, directory: Path) -> dict[int, Path]:
-    """Where the function for each of ``ROWS`` lies."""
+    """Where the function for each number of rows lies."""
     key = _key(shape)
-    return {rows: directory / f"layer-{key}-{rows}.pt2" for rows in ROWS}
+    return {rows: directory / f"layer-{key}-{rows}.pt2" for rows in (ROWS if shape.is_plain else LOW_BIT_ROWS)}
 
 
 def _key(shape: RowShape) -> str:
@@ -170,6 +171,7 @@ def _key(shape: RowShape) -> str:
     what = [
         asdict(shape),
         inspect.getsource(few_rows.layer),
+        inspect.getsource(few_rows.multiply),
         inspect.getsource(few_rows.attention),
         _OPTIONS,
         torch.__version__,
@@ -228,7 +230,8 @@ def _compiled(shape: RowShape, rows: int, path: Path) -> str:
 def main(arguments: list[str]) -> None:
     os.nice(19)
     fields: dict[str, Any] = json.loads(arguments[0])
-    compile_to(RowShape(**{**fields, "biases": tuple(fields["biases"])}), Path(arguments[1]))
+    tuples = {name: tuple(fields[name]) for name in ("biases", "weights")}
+    compile_to(RowShape(**{**fields, **tuples}), Path(arguments[1]))
 
 
 if __name__ == "__main__":

@@ -134,10 +134,6 @@ class _Reader:
 
     def config(self) -> ModelConfig:
         raw, architecture = self.raw, self.architecture
-        if raw.get("quantization_config") is not None:
-            raise self.error(
-                "quantization_config", raw["quantization_config"], "absent (quantised safetensors are not supported)"
-            )
         if raw.get("hidden_act", "silu") != "silu":
             raise self.error("hidden_act", raw["hidden_act"], "'silu'")
         hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")

@@ -3,6 +3,7 @@
 Shapes: T tokens in the batch, H query heads, K KV heads, D head_dim, S sampled rows.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +14,14 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention.base import Attention, Span
+from engine.kernels.lazy import run_on
 from engine.kvcache.layout import KVCache
+from engine.model import fused
 from engine.model.compiled import CompiledLayer
 from engine.model.config import ModelConfig, rope_frequencies
 from engine.model.few_rows import FewRows, RowShape
 from engine.model.linear import Linear, LinearBackend, create_linear_backend
+from engine.model.low_bit import Int4Linear, Int8Linear, Unpacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class Layer:
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
+        self.kernels = run_on(backend.device)
         prefix = f"model.layers.{index}."
 
         self.plain_weights: dict[str, torch.Tensor] = {}  # by the first name; biases float32, empty where there is none
@@ -130,20 +135,33 @@ class Layer:
 
         ``rows``: the only rows that are wanted (after the last layer nobody needs the others); None: all.
         """
-        qkv = self.project(x, cos, sin)
-        attended = self.attend(qkv, qkv if qkv.dtype == pool.dtype else qkv.to(pool.dtype), batch, pool)
+        qkv = self.unrotated(x)
+        if batch.attention.stores(qkv, pool):
+            batch.attention.store(qkv, cos, sin, batch.slots, pool)
+            attended = batch.attention.run(batch.plan, self.index, qkv, qkv, pool)
+        else:
+            self.rotate_(qkv, cos, sin)
+            attended = self.attend(qkv, qkv if qkv.dtype == pool.dtype else qkv.to(pool.dtype), batch, pool)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         return self.feed_forward(x, attended)
 
     def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values [T, H + 2 K, D], rotated."""
-        qkv = self.qkv(self.attention_norm(x)).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
-        qk = qkv.narrow(1, 0, self.heads + self.kv_heads)
-        if self.qk_norm is not None:
-            qk.copy_(self.qk_norm(qk))
-        rotate_(qk, cos, sin)
+        qkv = self.unrotated(x)
+        self.rotate_(qkv, cos, sin)
         return qkv
+
+    def unrotated(self, x: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values [T, H + 2 K, D] as they are before the rotary embedding."""
+        qkv = self.qkv(self.attention_norm(x)).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
+        if self.qk_norm is not None:
+            qk = qkv.narrow(1, 0, self.heads + self.kv_heads)
+            qk.copy_(self.qk_norm(qk))
+        return qkv
+
+    def rotate_(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        rotate_(qkv.narrow(1, 0, self.heads + self.kv_heads), cos, sin)
 
     def attend(self, qkv: torch.Tensor, stored: torch.Tensor, batch: Batch, pool: torch.Tensor) -> torch.Tensor:
         """What attention gives, [T, H * D]; ``stored`` is ``qkv`` in the pool's dtype, and its K and V go there."""
@@ -152,16 +170,57 @@ class Layer:
 
     def feed_forward(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The rest of the layer, after attention."""
+        if self.kernels:
+            normed = fused.add_and_norm_(x, self.o(attended), self.mlp_norm.weight, self.mlp_norm.eps)
+            return self.down.added_to(x, fused.gated(self.gate_up(normed)))
         x = self.o.added_to(x, attended)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return self.down.added_to(x, F.silu(gate, inplace=True).mul_(up))
 
+    def with_linears(self, linears: Mapping[str, Linear], plain_weights: dict[str, torch.Tensor]) -> "Layer":
+        """This layer with other linear layers: "qkv", "o", "gate_up", "down". ``plain_weights``: of those that stay plain, and the
+        biases, as the compiled layer reads them; none: it is not to be compiled."""
+        other = copy.copy(self)
+        for name, linear in linears.items():
+            setattr(other, name, linear)
+        other.plain_weights = plain_weights
+        return other
+
+    def held(self) -> tuple[str, ...]:
+        """How the four matrices are held, as ``few_rows.weight_kind`` has it; "" for one that the compiled layer does not read."""
+        return tuple(_held(getattr(self, name), first in self.plain_weights) for name, first in _MATRICES.items())
+
     def compiled_inputs(self) -> list[torch.Tensor]:
         """The layer's weights as ``few_rows.layer`` takes them."""
-        plain, names = self.plain_weights, ("q_proj", "o_proj", "gate_proj", "down_proj")
+        plain = self.plain_weights
         norms = [self.attention_norm.weight.float(), self.mlp_norm.weight.float()]
         qk_norm = torch.zeros(0) if self.qk_norm is None else self.qk_norm.weight.float()
-        return [*(plain[name] for name in names), *norms, qk_norm, *(plain[f"{name}.bias"] for name in names)]
+        matrices = [t for name, first in _MATRICES.items() for t in _matrix_inputs(getattr(self, name), plain.get(first))]
+        return [*matrices, *norms, qk_norm, *(plain[f"{first}.bias"] for first in _MATRICES.values())]
+
+
+# The linear layers of a decoder layer, and the first of the checkpoint's matrices that are stacked in each.
+_MATRICES = {"qkv": "q_proj", "o": "o_proj", "gate_up": "gate_proj", "down": "down_proj"}
+
+
+def _held(linear: Linear, plain: bool) -> str:
+    if isinstance(linear, Int4Linear):
+        return f"int4:{linear.group_size}" + ("+scaled" if linear.inverse is not None else "")
+    if isinstance(linear, Int8Linear):
+        return "int8" + ("+scaled" if linear.inverse is not None else "")
+    return "plain" if plain else ""
+
+
+def _matrix_inputs(linear: Linear, plain: torch.Tensor | None) -> list[torch.Tensor]:
+    if isinstance(linear, Int4Linear):
+        parts = [linear.halves, linear.scales, linear.minima]
+    elif isinstance(linear, Int8Linear):
+        parts = [linear.codes, linear.scales]
+    elif plain is not None:
+        return [plain]
+    else:
+        raise RuntimeError(f"the compiled layer does not read a {type(linear).__name__}")
+    return parts if linear.inverse is None else [*parts, linear.inverse]
 
 
 class Model:
@@ -193,11 +252,44 @@ class Model:
             plain = compiled is not None
             self.layers = list(pool.map(lambda i: Layer(config, tensors, i, backend, plain), range(config.num_layers)))
             self.embedding, self.head = ends.result()
-        self.compiled: CompiledLayer | None = None
+        self.backend = backend
+        self.unpacking: Unpacking | None = None  # of layers in few bits
+        self.compiled: CompiledLayer | None = None  # for layers in the model's dtype: its own and a drafter's
+        self._own_compiled: CompiledLayer | None = None  # for its own layers where they are in few bits
+        self._few_rows: FewRows | None = None
+        self._first_rows: dict[int, FewRows] = {}  # by how many layers
+        self._make_compiled = compiled
         if compiled is not None:
-            self.compiled = compiled(self._row_shape())
-            self._few_rows = FewRows(config.sliding_windows, [layer.compiled_inputs() for layer in self.layers])
-            self._first_rows: dict[int, FewRows] = {}  # by how many layers
+            self.compiled = compiled(self._row_shape(self.layers[0]))
+            self._few_rows = self._make_few_rows()
+
+    def set_layers(self, layers: list[Layer], unpacking: Unpacking | None, head: Linear | None = None) -> None:
+        """Other layers, in place of the model's own, from the next forward pass on. ``unpacking``: theirs where they are in few bits;
+        ``head``: another head, None: it stays."""
+        if head is not None:
+            self.head = head
+        self.layers, self.unpacking, self._first_rows = layers, unpacking, {}
+        self._few_rows = self._own_compiled = None
+        held = {layer.held() for layer in layers}
+        if self._make_compiled is not None and len(held) == 1 and "" not in next(iter(held)):
+            shape = self._row_shape(layers[0])
+            self._own_compiled = None if shape.is_plain else self._make_compiled(shape)
+            self._few_rows = self._make_few_rows()
+
+    def apart(self) -> "Model":
+        """The same weights for another thread: nothing that a forward pass writes is shared, and nothing is compiled."""
+        other = copy.copy(self)
+        other.rope = Rope(self.config, self.device, self.compute_dtype)
+        other.unpacking = other.compiled = other._own_compiled = other._few_rows = None
+        return other
+
+    @property
+    def own_compiled(self) -> CompiledLayer | None:
+        """The compiled layer that the model's own layers go through."""
+        return None if self._few_rows is None else self._own_compiled or self.compiled
+
+    def _make_few_rows(self) -> FewRows:
+        return FewRows(self.config.sliding_windows, [layer.compiled_inputs() for layer in self.layers])
 
     def _load_ends(self, tensors: Mapping[str, torch.Tensor], backend: LinearBackend) -> tuple[torch.Tensor, Linear]:
         """The embedding [vocab_size, hidden_size] and the head."""
@@ -214,9 +306,10 @@ class Model:
 
         ``few_rows``: layers of the same shape that are not this model's own.
         """
-        if self.compiled is None or len(spans) != 1 or not (few_rows or self._few_rows).takes(spans[0]):
+        compiled, rows = (self.own_compiled, self._few_rows) if few_rows is None else (self.compiled, few_rows)
+        if compiled is None or rows is None or len(spans) != 1 or not rows.takes(spans[0]):
             return False
-        return self.compiled.function(spans[0].num_tokens) is not None
+        return compiled.function(spans[0].num_tokens) is not None
 
     def features(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """What the head reads (after the final norm) at the sampled rows, [S, hidden_size]."""
@@ -236,16 +329,18 @@ class Model:
         x, cos, sin = self._enter(batch)
         if batch.span is not None:
             few_rows = self._first_rows.get(count)
-            if few_rows is None:
+            if few_rows is None and self._few_rows is not None:
                 few_rows = FewRows(self.config.sliding_windows[:count], self._few_rows.weights[:count])
                 self._first_rows[count] = few_rows
-            return self.run_compiled(few_rows, batch.span, x, cos, sin, kv)
+            return self._run_compiled(self.own_compiled, few_rows, batch.span, x, cos, sin, kv)
         for layer, pool in zip(self.layers[:count], kv.layers):
             x = layer.forward(x, batch, cos, sin, pool, None)
         return x
 
     def _enter(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Embeddings [T, hidden_size], cos and sin."""
+        if self.unpacking is not None:
+            self.unpacking.step(len(batch.token_ids))
         x = self.embedding.index_select(0, batch.token_ids).to(self.compute_dtype)
         return x, *self.rope.at(batch.positions, batch.end)
 
@@ -253,7 +348,7 @@ class Model:
         """What the head reads at ``rows`` (None: at all)."""
         x, cos, sin = self._enter(batch)
         if batch.span is not None:
-            x = self.run_compiled(self._few_rows, batch.span, x, cos, sin, kv)
+            x = self._run_compiled(self.own_compiled, self._few_rows, batch.span, x, cos, sin, kv)
             return self.norm(x if rows is None else x.index_select(0, rows))
         last = len(self.layers) - 1
         for i, (layer, pool) in enumerate(zip(self.layers, kv.layers)):
@@ -263,21 +358,27 @@ class Model:
     def run_compiled(
         self, few_rows: FewRows, span: Span, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv: KVCache
     ) -> torch.Tensor:
-        """``x`` [T, hidden_size], the rows of a span that was taken, after these layers, which are shaped like this model's."""
-        found = None if self.compiled is None else self.compiled.function(span.num_tokens)
-        if found is None:
+        """``x`` [T, hidden_size], the rows of a span that was taken, after these layers of another's, which are shaped like this model's."""
+        return self._run_compiled(self.compiled, few_rows, span, x, cos, sin, kv)
+
+    def _run_compiled(
+        self, compiled: CompiledLayer | None, few_rows: FewRows | None, span: Span,
+        x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv: KVCache,
+    ) -> torch.Tensor:  # fmt: skip
+        found = None if compiled is None else compiled.function(span.num_tokens)
+        if found is None or few_rows is None:
             raise RuntimeError(f"no layer was compiled for the {span.num_tokens} rows of a batch that was made for it")
         rows, function = found
         return few_rows.run(function, rows, x, cos, sin, span, kv).to(self.compute_dtype)
 
-    def _row_shape(self) -> RowShape:
-        weights, config = self.layers[0].plain_weights, self.config
+    def _row_shape(self, layer: Layer) -> RowShape:
+        weights, config = layer.plain_weights, self.config
         return RowShape(
             hidden_size=config.hidden_size, num_heads=config.num_attention_heads, num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim, intermediate_size=config.intermediate_size, eps=config.rms_norm_eps, qk_norm=config.qk_norm,
             biases=tuple(weights[f"{name}.bias"].numel() > 0 for name in ("q_proj", "o_proj", "gate_proj", "down_proj")),
             dtype=str(self.dtype).removeprefix("torch."), compute_dtype=str(self.compute_dtype).removeprefix("torch."),
-            threads=torch.get_num_threads(),
+            threads=torch.get_num_threads(), weights=layer.held(),
         )  # fmt: skip
 
 

@@ -16,9 +16,10 @@ _DTYPES = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of a safetensors file: its shape from the header, its values on ``load()``."""
+    """A tensor of a safetensors file: its dtype and shape from the header, its values on ``load()``."""
 
     file: Path
+    dtype: str  # as the header names it: "F32", "I32", ...
     shape: tuple[int, ...]
     load: Callable[[], torch.Tensor]
 
@@ -28,7 +29,10 @@ def present(directory: Path) -> bool:
 
 
 def open_tensors(directory: Path) -> tuple[tuple[Path, ...], dict[str, Entry]]:
-    """The files with the weights, and every tensor in them. ValueError, naming file and tensor, for a damaged one."""
+    """The files with the weights, and every tensor in them. ValueError, naming file and tensor, for a damaged one.
+
+    Tensors of any dtype: whoever takes one for an ordinary weight calls ``check_dtype``.
+    """
     if (directory / SINGLE).exists():
         file = directory / SINGLE
         return (file,), _open_file(file)
@@ -47,6 +51,12 @@ def open_tensors(directory: Path) -> tuple[tuple[Path, ...], dict[str, Entry]]:
             raise ValueError(f"{directory / name}: tensor {tensor!r} missing, which {index} places there")
         found[tensor] = shards[name][tensor]
     return tuple(directory / name for name in names), found
+
+
+def check_dtype(entry: Entry, name: str) -> None:
+    """ValueError for a tensor without the dtype of an ordinary weight."""
+    if entry.dtype not in _DTYPES:
+        raise ValueError(f"{entry.file}: tensor {name!r} has dtype {entry.dtype}, supported: {', '.join(_DTYPES)}")
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
@@ -71,9 +81,7 @@ def _open_file(file: Path) -> dict[str, Entry]:
         raise ValueError(f"{file}: not a whole safetensors file: {error}") from error
     entries = {}
     for name, part in slices.items():
-        if part.get_dtype() not in _DTYPES:
-            raise ValueError(f"{file}: tensor {name!r} has dtype {part.get_dtype()}, supported: {', '.join(_DTYPES)}")
-        entries[name] = Entry(file, tuple(part.get_shape()), partial(_load, handle, file, name))
+        entries[name] = Entry(file, part.get_dtype(), tuple(part.get_shape()), partial(_load, handle, file, name))
     return entries
 
 

@@ -3,6 +3,7 @@
 A drafter with layers of its own has KV of its own: the same block tables, a tensor of its own. But a block that is found by its
 prefix may hold no entries of the drafter (it was off, or not asked), and one that was given out again holds somebody else's. So
 it is kept for each physical block how many leading entries are good, and for which giving-out (``BlockPool.generations``).
+It stays in the model's dtype whatever ``kv_cache_dtype`` is: it has a layer or a few, and a draft that goes wrong costs a step.
 
 Only entries of tokens that are settled are marked. What was written for drafted tokens is good once they are accepted; until
 then it lies behind the mark, where nobody looks for it.
@@ -118,32 +119,31 @@ def draft_batch(
     ``takes``: see ``Model.takes``."""
     spans: list[Span] = []
     positions: list[np.ndarray[Any, np.dtype[np.int64]]] = []
-    slots: list[np.ndarray[Any, np.dtype[np.int64]]] = []
     row = 0
     for run in runs:
         end = run.start + run.count
         at = np.arange(run.start, end, dtype=np.int64) if run.depths is None else run.start + run.depths
         # The window that the attention sees begins at ``first``; only the rotary embedding knows where that is.
         relative = None if run.ancestors is None else at - run.first
-        spans.append(Span(row, run.start - run.first, run.count, run.slots[run.first : end], run.ancestors, relative))
+        own = run.slots[run.first : end]
+        spans.append(Span(row, run.start - run.first, run.count, own, run.ancestors, relative, draft=True))
         positions.append(at)
-        slots.append(run.slots[run.start : end])
         row += run.count
-    device = kv.tensor.device
+    device = kv.device
     where = np.concatenate(positions) if len(runs) > 1 else positions[0]
-    into = np.concatenate(slots) if len(runs) > 1 else slots[0].copy()
+    into = kv.writes(spans, release=False)  # in the target's own pool a draft goes on from guesses
     sample_rows = None
     if last_rows and row > len(runs):
         sample_rows = torch.tensor([span.row + span.num_tokens - 1 for span in spans], device=device)
-    compiled = takes(spans)
+    compiled = takes(spans) and kv.in_order(spans[0])
     return Batch(
         torch.tensor(token_ids, dtype=torch.int64, device=device),
         torch.from_numpy(where).to(device),
-        torch.from_numpy(into).to(device),
+        into,
         sample_rows,
         int(where.max()) + 1,
         attention,
-        None if compiled else attention.plan(spans, kv.tensor, dtype),
+        None if compiled else attention.plan(spans, kv.pool, dtype),
         spans[0] if compiled else None,
     )
 

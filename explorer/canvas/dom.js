@@ -5,5 +5,11 @@ const make = (tag, className, text) => {
   if (text !== undefined) node.textContent = text;
   return node;
 };
+// How many of the first elements of two lists are alike.
+const alike = (a, b, same) => {
+  let n = 0;
+  while (n < a.length && n < b.length && same(a[n], b[n])) n++;
+  return n;
+};
 const add = (parent, tag, className, text) => parent.appendChild(make(tag, className, text));
 

@@ -116,15 +116,16 @@ function render({ model, el }) {
       return;
     }
     if (!drawn) frame();
-    const grown = drawn && drawn.id === data.id && drawn.dropped === data.dropped && drawn.pieces.length <= data.pieces.length
-      && drawn.pieces.every((piece, i) => same(piece, data.pieces[i]));
+    // What stays as it was keeps its elements: a click on one, begun before, still counts.
+    const kept = drawn && drawn.id === data.id && drawn.dropped === data.dropped ? alike(drawn.pieces, data.pieces, same) : 0;
+    const last = kept ? data.pieces[kept - 1][0] : -1;
     const follow = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
     key(data.counts);
     prompt.textContent = (data.cut ? "… " : "") + data.prompt;
     note.textContent = data.dropped ? ` ${texts.dropped.replace("{n}", data.dropped)} ` : data.pieces.length ? "" : ` ${texts.waiting}`;
     pieces.setAttribute("aria-label", texts.pieces_of.replace("{id}", data.id));
-    if (!grown) pieces.replaceChildren();
-    pieces.append(...data.pieces.slice(grown ? drawn.pieces.length : 0).flatMap(elements));
+    while (pieces.lastChild && Number(pieces.lastChild.dataset.position) > last) pieces.lastChild.remove();
+    pieces.append(...data.pieces.slice(kept).flatMap(elements));
     drawn = data;
     if (follow) text.scrollTop = text.scrollHeight;
     mark();

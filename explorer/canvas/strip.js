@@ -70,7 +70,7 @@ function render({ model, el }) {
     others = make("div", "others");
     body.replaceChildren(legend, text, others);
   }
-  const choose = (position) => act("select", { position: position === model.get("selected") ? null : position });
+  const choose = (position) => act("select", { position });
 
   function chipOf(token) {
     const chip = make("span", "chip", visible(token[1]));
@@ -91,15 +91,16 @@ function render({ model, el }) {
       return;
     }
     if (!drawn) frame();
-    const grown = drawn && drawn.id === data.id && drawn.dropped === data.dropped && drawn.tokens.length <= data.tokens.length
-      && drawn.tokens.every((token, i) => token[0] === data.tokens[i][0] && token[1] === data.tokens[i][1]);
+    // What stays as it was keeps its element: a click on it, begun before, still counts. (The newest text may change: half a character.)
+    const kept = drawn && drawn.id === data.id && drawn.dropped === data.dropped
+      ? alike(drawn.tokens, data.tokens, (a, b) => a[0] === b[0] && a[1] === b[1]) : 0;
     const follow = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
     prompt.textContent = data.prompt;
     inherited.textContent = data.inherited;
     note.textContent = data.dropped ? ` ${texts.dropped.replace("{n}", data.dropped)} ` : data.tokens.length ? "" : ` ${texts.waiting}`;
     chips.setAttribute("aria-label", texts.tokens_of.replace("{id}", data.id));
-    if (!grown) chips.replaceChildren();
-    chips.append(...data.tokens.slice(grown ? drawn.tokens.length : 0).map(chipOf));
+    while (chips.children.length > kept) chips.lastChild.remove();
+    chips.append(...data.tokens.slice(kept).map(chipOf));
     drawn = data;
     if (follow) text.scrollTop = text.scrollHeight;
     mark();

@@ -43,7 +43,7 @@ class TokenStrip(Canvas):
     texts = param.Dict(default=TEXTS)
 
     def __init__(
-        self, select: Callable[[int | None], None], branch: Callable[[int, int], None], recorded: bool = False, **params: Any
+        self, select: Callable[[int], None], branch: Callable[[int, int], None], recorded: bool = False, **params: Any
     ) -> None:
         """``recorded``: the tokens are those of a saved run, which nothing can go on from."""
         super().__init__(sizing_mode="stretch_width", margin=0, texts=TEXTS | RECORDED if recorded else TEXTS, **params)
@@ -51,7 +51,7 @@ class TokenStrip(Canvas):
 
     def on_select(self, action: dict[str, Any]) -> None:
         position = action.get("position")
-        if position is None or (isinstance(position, int) and not isinstance(position, bool) and position >= 0):
+        if isinstance(position, int) and not isinstance(position, bool) and position >= 0:
             self._select(position)
 
     def on_branch(self, action: dict[str, Any]) -> None:

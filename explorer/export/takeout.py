@@ -4,9 +4,11 @@ import io
 import logging
 import re
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ class TakeOut:
         self._open_run, self._looking_at, self._say = open_run, looking_at, say
         self.files = Files(self._received, self._told)
         self._refused = False  # whether the last thing said is that something could not be opened
+        self._closed = False
         self.runs = []
         for run in SHIPPED.values():
             button = pmui.Button(
@@ -51,21 +54,24 @@ class TakeOut:
             )
             button.on_click(partial(self._shipped, run.name))
             self.runs.append(button)
-        self._makers = {
-            _("This run (.cutaway)"): ("save", self._save_run),
-            _("Trace for Perfetto (.json)"): ("timeline", self._save_trace),
-            _("Tables as CSV (.zip)"): ("table_rows", lambda: self._save_tables("csv", csv_bytes)),
-            _("Tables as Parquet (.zip)"): ("table_rows", lambda: self._save_tables("parquet", parquet_bytes)),
-            _("The whole run as HTML (.html)"): ("play_circle", lambda: self._save_html(whole=True)),
-            _("This page as HTML (.html)"): ("html", lambda: self._save_html(whole=False)),
-            _("This page as a picture (.png)"): ("image", lambda: self.files.png(self._name(page=True))),
-            _("One card as a picture: click it (.png)"): ("crop", lambda: self.files.card(f"{self._name(page=True)}-card")),
-            _("Its figures as drawings (.svg)"): ("polyline", lambda: self.files.svg(self._name(page=True))),
-            _("Link to what is shown"): ("link", self.files.copy_link),
+        stepping = _("Stepping through the run; the file comes when that is done.")
+        self._makers: dict[str, tuple[str, Callable[[EventStore, str, str], File], str]] = {
+            _("This run (.cutaway)"): ("save", _run_file, ""),
+            _("Trace for Perfetto (.json)"): ("timeline", _trace_file, ""),
+            _("Tables as CSV (.zip)"): ("table_rows", partial(_tables_file, "csv", csv_bytes), ""),
+            _("Tables as Parquet (.zip)"): ("table_rows", partial(_tables_file, "parquet", parquet_bytes), ""),
+            _("The whole run as HTML (.html)"): ("play_circle", partial(_html_file, True), stepping),
+            _("This page as HTML (.html)"): ("html", partial(_html_file, False), stepping),
+        }
+        self._drawn: dict[str, tuple[str, Callable[[str], None]]] = {  # by the browser
+            _("This page as a picture (.png)"): ("image", self.files.png),
+            _("One card as a picture: click it (.png)"): ("crop", lambda name: self.files.card(f"{name}-card")),
+            _("Its figures as drawings (.svg)"): ("polyline", self.files.svg),
+            _("Link to what is shown"): ("link", lambda _name: self.files.copy_link()),
         }
         self.menu = pmui.MenuButton(
             label=_("Download"), icon="download", variant="outlined", size="small", margin=0,
-            items=[{"label": label, "icon": icon} for label, (icon, _make) in self._makers.items()],
+            items=[{"label": label, "icon": what[0]} for label, what in (self._makers | self._drawn).items()],
         )  # fmt: skip
         self.menu.on_click(self._chosen)
         self.root = pn.Column(
@@ -105,60 +111,103 @@ class TakeOut:
 
     def _chosen(self, item: Any) -> None:
         label = item.get("label") if isinstance(item, dict) else None
-        if label in self._makers:
-            self._try(self._makers[label][1])
-
-    def _try(self, work: Callable[[], Any]) -> None:
+        if label not in self._makers and label not in self._drawn:
+            return
         try:
-            work()
-        except (ValueError, OSError) as error:
-            self._told(str(error))
-        except Exception as error:  # a fault of ours: still, somebody waits for a file
-            _log.exception("a file could not be made")
-            self._told(_("The file could not be made: {kind}: {error}").format(kind=type(error).__name__, error=error))
+            looking = self._looking_at()
+        except Exception as error:
+            return self._told(_wrong(error))
+        if label in self._drawn:
+            return self._drawn[label][1](_name(looking[1], looking[2]))
+        _icon, make, before = self._makers[label]
+        if before:
+            self._say(before)
+        self._beside(lambda: make(*looking))
 
-    def _name(self, page: bool = False) -> str:
-        _store, name, slug = self._looking_at()
-        name = re.sub(r"[^\w.-]+", "-", name.removesuffix(".cutaway")).strip("-.")[:80] or "run"
-        return f"{name}-{slug}" if page else name
+    def _beside(self, make: Callable[[], "File"]) -> None:
+        """Make a file in a thread, since that takes seconds in which everybody's page would stand still; give it where the document may be
+        changed."""
+        document = pn.state.curdoc
+        if document is None or document.session_context is None:
+            return self._give(_made(make))
 
-    def _save_run(self) -> None:
-        store = self._looking_at()[0]
-        facts = {} if store.replayed else {"saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        with tempfile.TemporaryDirectory(prefix="cutaway-save-") as folder:
-            path = Path(folder) / "run.cutaway"
-            store.save(path, facts)
-            self.files.give(f"{self._name()}.cutaway", path.read_bytes())
+        def work() -> None:
+            made = _made(make)
+            if not self._closed:
+                document.add_next_tick_callback(partial(self._give, made))
 
-    def _save_trace(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="cutaway-save-") as folder:
-            path = Path(folder) / "trace.json"
-            self._looking_at()[0].to_chrome_trace(path)
-            self.files.give(f"{self._name()}-trace.json", path.read_bytes(), "application/json")
+        threading.Thread(target=work, name="a file to take along", daemon=True).start()
 
-    def _save_tables(self, ending: str, make: Callable[[Any, str], bytes]) -> None:
-        log, out = self._looking_at()[0].log, io.BytesIO()
-        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name in TABLES:
-                archive.writestr(f"{name}.{ending}", make(log, name))
-        self.files.give(f"{self._name()}-{ending}.zip", out.getvalue(), "application/zip")
-
-    def _save_html(self, whole: bool) -> None:
-        store, name, slug = self._looking_at()
-        title = (
-            SHIPPED[name].title
-            if name in SHIPPED
-            else _("A run of {model}").format(model=_model(store))
-            if name == "run"
-            else name
-        )
-        self._say(_("Stepping through the run; the file comes when that is done."))
-        data = run_html(at_rest(store), title, None if whole else [slug])
-        self.files.give(f"{self._name(page=not whole)}.html", data, "text/html")
-        self._say(_("{name}.html: {size:.1f} MiB.").format(name=self._name(page=not whole), size=len(data) / 2**20))
+    def _give(self, made: "File | str") -> None:
+        if isinstance(made, str):
+            return self._told(made)
+        self.files.give(made.name, made.data, made.mime)
+        if made.said:
+            self._say(made.said)
 
     def close(self) -> None:
+        self._closed = True
         self.files.close()
+
+
+@dataclass(frozen=True)
+class File:
+    name: str
+    data: bytes
+    mime: str = "application/octet-stream"
+    said: str = ""  # when it is given
+
+
+def _made(make: Callable[[], File]) -> File | str:
+    """The file, or what went wrong."""
+    try:
+        return make()
+    except Exception as error:
+        return _wrong(error)
+
+
+def _wrong(error: Exception) -> str:
+    if isinstance(error, (ValueError, OSError)):
+        return str(error)
+    _log.error("a file could not be made", exc_info=error)  # a fault of ours: still, somebody waits for a file
+    return _("The file could not be made: {kind}: {error}").format(kind=type(error).__name__, error=error)
+
+
+def _name(name: str, slug: str = "") -> str:
+    name = re.sub(r"[^\w.-]+", "-", name.removesuffix(".cutaway")).strip("-.")[:80] or "run"
+    return f"{name}-{slug}" if slug else name
+
+
+def _run_file(store: EventStore, name: str, _slug: str) -> File:
+    facts = {} if store.replayed else {"saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    with tempfile.TemporaryDirectory(prefix="cutaway-save-") as folder:
+        path = Path(folder) / "run.cutaway"
+        store.save(path, facts)
+        return File(f"{_name(name)}.cutaway", path.read_bytes())
+
+
+def _trace_file(store: EventStore, name: str, _slug: str) -> File:
+    with tempfile.TemporaryDirectory(prefix="cutaway-save-") as folder:
+        path = Path(folder) / "trace.json"
+        store.to_chrome_trace(path)
+        return File(f"{_name(name)}-trace.json", path.read_bytes(), "application/json")
+
+
+def _tables_file(ending: str, make: Callable[[Any, str], bytes], store: EventStore, name: str, _slug: str) -> File:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for table in TABLES:
+            archive.writestr(f"{table}.{ending}", make(store.log, table))
+    return File(f"{_name(name)}-{ending}.zip", out.getvalue(), "application/zip")
+
+
+def _html_file(whole: bool, store: EventStore, name: str, slug: str) -> File:
+    title = (
+        SHIPPED[name].title if name in SHIPPED else _("A run of {model}").format(model=_model(store)) if name == "run" else name
+    )
+    data = run_html(at_rest(store), title, None if whole else [slug])
+    file = _name(name, "" if whole else slug)
+    return File(f"{file}.html", data, "text/html", _("{name}.html: {size:.1f} MiB.").format(name=file, size=len(data) / 2**20))
 
 
 def _model(store: EventStore) -> str:

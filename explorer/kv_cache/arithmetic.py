@@ -33,21 +33,22 @@ class Measured:
         return cls(int(facts.get("num_kv_blocks") or 0), int(facts.get("block_size") or 0), event.kv_pool_bytes)
 
 
-def shape_of(started: EngineStarted) -> KvShape:
-    """ValueError when the log does not say enough about its model."""
-    return KvShape.from_facts(started.model, str(started.device.get("dtype")))
+def shape_of(started: EngineStarted, kv_dtype: str = "auto", block_size: int = 16) -> KvShape:
+    """ValueError when the log does not say enough about its model. ``kv_dtype``: what the cache is held in."""
+    return KvShape.from_facts(started.model, str(started.device.get("dtype")), kv_dtype, block_size)
 
 
 def card_html(
-    started: EngineStarted, measured: Measured | None, num_blocks: int, block_size: int, request: tuple[str, int] | None = None
-) -> str:
+    started: EngineStarted, measured: Measured | None, num_blocks: int, block_size: int, request: tuple[str, int] | None = None,
+    kv_dtype: str = "auto",
+) -> str:  # fmt: skip
     """The formula with this model's numbers. ``request``: (id, tokens in its cache) of the one that is selected."""
-    shape = shape_of(started)
+    shape = shape_of(started, kv_dtype, block_size)
     token = shape.bytes_per_token
     max_len = int(started.config.get("max_model_len") or 0)
     factors = (
         ("2", _("K and V")), (str(shape.num_layers), _("layers")), (str(shape.num_kv_heads), _("KV heads")),
-        (str(shape.head_dim), _("head size")), (str(shape.bytes_per_element), _("bytes ({dtype})").format(dtype=started.device.get("dtype"))),
+        (str(shape.head_dim), _("head size")), _bytes_each(shape, str(started.device.get("dtype"))),
     )  # fmt: skip
     formula = '<span class="kv-times">×</span>'.join(
         f'<span class="kv-factor"><b>{html.escape(value)}</b><i>{html.escape(name)}</i></span>' for value, name in factors
@@ -70,6 +71,14 @@ def card_html(
         f'<table class="kv-table">{body}</table>{_heads_html(shape)}{agreement_html(shape, measured, num_blocks, block_size)}'
         f"{_parameters_html(started.model)}"
     )
+
+
+def _bytes_each(shape: KvShape, dtype: str) -> tuple[str, str]:
+    """Bytes of one number; in few bits its share of scales and minima with it."""
+    if shape.kv_dtype == "auto":
+        return str(shape.bytes_per_element), _("bytes ({dtype})").format(dtype=dtype)
+    each = shape.bytes_per_token / (2 * shape.num_layers * shape.num_kv_heads * shape.head_dim)
+    return f"{each:.4g}", _("bytes ({dtype}, its scales included)").format(dtype=shape.kv_dtype)
 
 
 def _times(name: str, slots: int, token: int) -> tuple[str, str, str]:
@@ -110,7 +119,12 @@ def agreement_html(shape: KvShape, measured: Measured | None, num_blocks: int, b
         )
         return f'<p class="kv-agree">{gone.format(derived=derived)}</p>'
     gap = measured.pool_bytes - derived
-    if gap == 0:
+    if shape.kv_dtype == "int4" and gap > 0:  # what the formula leaves out, and says so
+        tail = _("the rest is the tail: {bytes} for blocks that are not full, in the model's own dtype").format(
+            bytes=human_bytes(gap)
+        )
+        verdict = f'<span class="kv-ok">✓ {html.escape(tail)}</span>'
+    elif gap == 0:
         verdict = f'<span class="kv-ok">✓ {html.escape(_("equal to the byte"))}</span>'
     else:
         more = _("{n:,} bytes more allocated than the formula says")

@@ -158,7 +158,10 @@ def describe_block(state: State, block_id: int, text_of: Callable[[int], str | N
         if block_id in state.cached:
             place = list(state.lru).index(block_id) + 1 if block_id in state.lru else 1
             lines[0] = _("ref_count 0 · cached: a prompt with this prefix would hit it")
-            lines.append(_("{place} of {n} to be evicted").format(place=ordinal(place), n=len(state.lru)))
+            if state.knobs.get("prefix_index") == "radix":
+                lines.append(_("one of {n} that may be evicted: ends of prefixes first").format(n=len(state.lru)))
+            else:
+                lines.append(_("{place} of {n} to be evicted").format(place=ordinal(place), n=len(state.lru)))
         else:
             lines[0] = _("ref_count 0 · free, nothing to find in it")
     who = holders(state, block_id)
@@ -221,7 +224,7 @@ def table_rows(
                 "id": view.request_id,
                 "owner": view.owner,
                 "colour": colour(view),
-                "status": view.status,
+                "status": status(view),
                 "tokens": view.num_computed_tokens,
                 "blocks": len(table),
                 "cached": view.num_cached_tokens,
@@ -233,6 +236,15 @@ def table_rows(
             }
         )
     return rows, max(0, len(live) - limit)
+
+
+def status(view: ReqView) -> str:
+    """A request's state in a word or a few."""
+    if view.status == "preempted" and view.num_swapped_tokens:
+        return ngettext(
+            "preempted, {n} token in host memory", "preempted, {n} tokens in host memory", view.num_swapped_tokens
+        ).format(n=view.num_swapped_tokens)
+    return view.status
 
 
 def blocks_of(state: State, request_id: str | None) -> list[int]:

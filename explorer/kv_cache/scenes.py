@@ -89,8 +89,8 @@ SCENES: dict[str, Scene] = {
         ),
         Scene(
             "small", _("Pool too small"), _("Four long answers in a pool that has no room for them."),
-            _("When no block is free, the latest request is preempted: it gives its blocks back, waits, and is computed again later. "
-              "Its text goes on where it was. Watch its row go from running to preempted and back."),
+            _("When no block is free, the latest request is preempted: it gives its blocks back, waits, and is computed again later, or "
+              "comes back from host memory where preemption_mode is swap. Its text goes on where it was. Watch its row go from running to preempted and back."),
             _small_knobs, _small_waves,
         ),
         Scene(

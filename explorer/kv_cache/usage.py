@@ -75,6 +75,8 @@ class UsageRows:
             return None
         if isinstance(event, StepDone):
             for run in event.runs:
+                if run.is_padding:
+                    continue
                 self._part(run.request_id)
                 if run.request_id not in self._gone:
                     self._computed[run.request_id] = run.end
@@ -190,6 +192,9 @@ def in_words(lookup: PrefixLookup, block_size: int, emptied: bool = False) -> st
     emptied before, so that nobody can tell what was sent."""
     asked, hit = lookup.num_tokens, lookup.num_hit_tokens
     again = _("After a preemption: ") if lookup.recompute else ""
+    if lookup.num_swapped_tokens:
+        there = _("the KV of its {n} tokens comes back from host memory; blocks that the pool still had, and are shared: {m}.")
+        return _sentence(again + there.format(n=lookup.num_swapped_tokens, m=len(lookup.block_ids)))
     if not lookup.miss_reason:
         left = asked - hit
         there = ngettext(
@@ -197,7 +202,7 @@ def in_words(lookup: PrefixLookup, block_size: int, emptied: bool = False) -> st
             "everything that can be cached was there; the last {n} tokens, less than a block or wanted for their logits, are computed.",
             left,
         )
-        return _sentence(again + there.format(n=left))
+        return _sentence(again + there.format(n=left) + _part_in_words(lookup))
     start = again + _("the first {n} tokens were there; then ").format(n=hit) if hit else again
     if emptied:
         new = _("new text, or cached before the pool was built anew or prefix caching was off")
@@ -221,7 +226,17 @@ def in_words(lookup: PrefixLookup, block_size: int, emptied: bool = False) -> st
         ),
         "hash collision": _("a block with the same hash holds other tokens; they were compared, so it is a miss."),
     }.get(lookup.miss_reason, lookup.miss_reason)
-    return _sentence(start + reason)
+    return _sentence(start + reason + _part_in_words(lookup))
+
+
+def _part_in_words(lookup: PrefixLookup) -> str:
+    if not lookup.num_partial_tokens:
+        return ""
+    return " " + ngettext(
+        "Of the last block {n} token was its own: that block was copied.",
+        "Of the last block {n} tokens were its own: that block was copied.",
+        lookup.num_partial_tokens,
+    ).format(n=lookup.num_partial_tokens)
 
 
 def _sentence(text: str) -> str:

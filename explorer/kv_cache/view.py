@@ -308,7 +308,8 @@ class KVCacheView(ExplorerView):
         view = state.requests.get(self.clock.request_id or "")
         chosen = (view.request_id, view.num_computed_tokens) if view is not None and view.block_ids else None
         try:
-            body = arithmetic.card_html(started, measured, state.num_blocks, state.block_size, chosen)
+            kv_dtype = str(state.knobs.get("kv_cache_dtype") or "auto")
+            body = arithmetic.card_html(started, measured, state.num_blocks, state.block_size, chosen, kv_dtype)
         except ValueError as error:  # a saved run of something this arithmetic does not know
             body = empty(str(error))
         self._set(self.sums, body)

@@ -9,7 +9,7 @@ import ipywidgets as w
 import traitlets as t
 
 from engine.events.state import State
-from explorer.knobs import KNOBS, SETTLE_S, Knob
+from explorer.knobs import KNOBS, SETTLE_S, Knob, has, movable
 from explorer.mirror import kinds
 
 LAYOUT = {"width": "auto", "min_width": "250px", "flex": "1 1 250px", "max_width": "440px"}
@@ -104,6 +104,9 @@ class WhatIf(w.Widget):
 
 def _knob(knob: Knob) -> w.Widget:
     common = {"description": knob.label, "tooltip": knob.hint, "layout": LAYOUT, "style": STYLE, "disabled": True}
+    if knob.choices:
+        first = knob.choices[0][1]
+        return w.Dropdown(options=list(knob.labels(first).items()), value=knob.shown(first), **common)
     if not knob.options:
         return w.Checkbox(value=True, indent=False, **common)
     return Steps(options=list(knob.options), value=knob.options[0], continuous_update=False, **common)
@@ -122,6 +125,7 @@ class Knobs:
             widget.observe(lambda change, name=name: self._changed(name, change["new"]), "value")
 
     def _changed(self, name: str, value: Any) -> None:
+        value = KNOBS[name].meant(value)
         if not self.showing and value != self._engine.get(name):
             self._moved[name] = time.monotonic()
             self._move(name, value)
@@ -136,15 +140,17 @@ class Knobs:
         self._engine = {name: state.draining.get(name, state.knobs.get(name)) for name in self.widgets}
         with self._shown():
             for name, widget in self.widgets.items():
-                value = self._engine[name]
-                disabled = value is None or not running
+                knob, value, there = KNOBS[name], self._engine[name], has(state, name)
+                disabled = not there or not running or not movable(state, name)
                 if widget.disabled != disabled:
                     widget.disabled = disabled
-                if value is None or value == widget.value:
+                if not there or knob.shown(value) == widget.value:
                     self._moved.pop(name, None)
                 elif now - self._moved.get(name, 0.0) >= SETTLE_S:
                     self._moved.pop(name, None)
-                    widget.value = value
+                    if knob.choices:
+                        widget.options = list(knob.labels(value).items())
+                    widget.value = knob.shown(value)
 
     @contextmanager
     def _shown(self) -> Any:

@@ -123,6 +123,8 @@ def status_text(view: ReqView) -> str:
     if view.status == "waiting":
         return _("waiting in the queue")
     if view.status == "preempted":
+        if view.num_swapped_tokens:
+            return _("preempted: its KV waits in host memory")
         return _("preempted: gave its blocks back")
     if view.num_computed_tokens < view.num_prompt_tokens:
         return _("prefill {done} / {all}").format(done=view.num_computed_tokens, all=view.num_prompt_tokens)

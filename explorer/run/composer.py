@@ -10,6 +10,7 @@ from engine.request import SamplingParams
 from explorer.base import Clock
 from explorer.canvas.prompt import LIMIT, PromptBox
 from explorer.i18n import _
+from explorer.pace import quick
 from explorer.run.presets import PRESETS, Preset
 from explorer.theme import card
 
@@ -64,7 +65,7 @@ class Composer(pn.viewable.Viewer):
         )  # fmt: skip
         sliders: list[Any] = [self.temperature, self.top_p]
         for slider in sliders:
-            slider._debounce = 30  # ms; Panel's 50 would be felt
+            quick(slider, 30)
         self.temperature.param.watch(lambda event: self._update_running(temperature=float(event.new)), "value")
         self.top_p.param.watch(lambda event: self._update_running(top_p=float(event.new)), "value")
 

@@ -229,7 +229,7 @@ class RunRows:
                 self._retell(row, _chips(sequence.token_ids, sequence.texts, row.num_prompt_tokens, e.step, known), 0)
 
     def _step(self, e: StepDone) -> None:
-        ran = {run.request_id: run for run in e.runs}
+        ran = {run.request_id: run for run in e.runs if not run.is_padding}
         bars = []
         for row in self.requests.values():
             run = ran.get(row.request_id)
@@ -256,7 +256,7 @@ class RunRows:
         values = {
             "tokens_per_second": 1000 * tokens / self._recent_ms if self._recent_ms > 0 else 0.0,
             "step_ms": e.step_ms,
-            "batch": float(len(e.runs)),
+            "batch": float(sum(not run.is_padding for run in e.runs)),
             "kv_use": 100 * e.used_blocks / self.num_blocks if self.num_blocks else 0.0,
             "watching": 100 * e.record_ms / e.step_ms if e.step_ms > 0 else 0.0,
         }

@@ -9,10 +9,9 @@ import panel_material_ui as pmui
 
 from engine.request import SamplingParams
 from explorer.i18n import _
+from explorer.pace import quick
 from explorer.sampling.whatif import KNOBS
 from explorer.theme import grid
-
-DEBOUNCE_MS = 15  # Panel's 50 would be felt; with 4 a key press was lost while the machine was busy
 
 
 class Settings(pn.viewable.Viewer):
@@ -82,5 +81,4 @@ def _slider(label: str, start: float, end: float, step: float, value: float, hin
         margin=0,
         sizing_mode="stretch_width",
     )
-    slider._debounce = DEBOUNCE_MS
-    return slider
+    return quick(slider)

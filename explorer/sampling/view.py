@@ -15,14 +15,14 @@ from explorer.base import Clock, ExplorerView
 from explorer.canvas.choice import ChoicePicture
 from explorer.canvas.strip import TokenStrip
 from explorer.i18n import _
-from explorer.pace import Pace
+from explorer.pace import Pace, quick
 from explorer.sampling import picture, whatif
 from explorer.sampling.asking import CSS, Asking
 from explorer.sampling.below import Below
 from explorer.sampling.choice import Choice, outcome_choice, recorded_choice
 from explorer.sampling.figure import LINES, legend_html, lines, positions_figure
 from explorer.sampling.rows import Point, SamplingRows, Track
-from explorer.sampling.settings import DEBOUNCE_MS, Settings
+from explorer.sampling.settings import Settings
 from explorer.sampling.words import NOTHING, NOTHING_RECORDED, outcome_words, recorded_words
 from explorer.theme import card, empty, grid, heading, pane
 
@@ -138,8 +138,7 @@ class SamplingView(ExplorerView):
             self.param.nucleus_p, start=0.05, end=0.99, step=0.01, label=_("Nucleus of mass p"), **wide
         )
         k: Any = pmui.IntSlider.from_param(self.param.fixed_k, start=1, end=100, step=1, label=_("A fixed top-k"), **wide)
-        p._debounce = k._debounce = DEBOUNCE_MS
-        return grid(p, k, min_width=180, gap=22, margin=(0, 0, 8, 0))
+        return grid(quick(p), quick(k), min_width=180, gap=22, margin=(0, 0, 8, 0))
 
     def __panel__(self) -> pn.Column:
         return self._layout
@@ -262,7 +261,8 @@ class SamplingView(ExplorerView):
             if begin - self._redrawn[0] < self._redrawn[1]:
                 self._wait_to_redraw()
                 return
-            self._draw_choice()
+            with pn.io.hold(pn.state.curdoc):  # sent, and drawn by the browser, as one
+                self._draw_choice()
             self._redrawn = (time.monotonic(), min(0.1, time.monotonic() - begin))
 
     def _wait_to_redraw(self) -> None:
@@ -365,10 +365,12 @@ class SamplingView(ExplorerView):
         if event.new and (track is None or event.new != track.request_id):
             self.clock.param.update(request_id=event.new, token_index=None)
 
-    def _token_clicked(self, position: int | None) -> None:
-        track = self.track
+    def _token_clicked(self, position: int) -> None:
+        """A second click lets go of it. (The first one may be on the newest token, which is shown without having been chosen.)"""
+        track, clock = self.track, self.clock
         if track is not None:
-            self.clock.param.update(request_id=track.request_id, token_index=position)
+            again = (clock.request_id, clock.token_index) == (track.request_id, position)
+            clock.param.update(request_id=track.request_id, token_index=None if again else position)
 
     # -- what the user does ---------------------------------------------------------------------------------------------------------
 

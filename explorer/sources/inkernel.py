@@ -86,6 +86,11 @@ class _Worker(Worker):
             if not self.stopping:
                 super()._obey(command)
 
+    def _poll(self) -> None:
+        with self.turn.taken():
+            if not self.stopping:
+                super()._poll()
+
     def _step(self) -> None:
         with self.turn.taken():
             if self._may_step():  # it may have been closed or emptied while this thread waited
@@ -164,9 +169,8 @@ class SharedEngine(Engine):
 
 def _share_the_rest() -> None:
     """Every other method that is public, and the two that a generator from ``stream()`` goes on calling."""
-    names = {
-        name for name, value in [*vars(Engine.__mro__[1]).items(), *vars(Engine).items()] if callable(value) and name[0] != "_"
-    }
+    parts = [kind for kind in Engine.__mro__ if kind is not object]
+    names = {name for kind in parts for name, value in vars(kind).items() if callable(value) and name[0] != "_"}
     for name in (names | {"_outputs_of", "_discard"}) - set(vars(SharedEngine)):
         setattr(SharedEngine, name, _in_turn(getattr(Engine, name)))
 

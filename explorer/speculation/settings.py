@@ -9,6 +9,7 @@ import panel_material_ui as pmui
 
 from explorer.i18n import _
 from explorer.knobs import SETTLE_S
+from explorer.pace import quick
 from explorer.speculation import drafters
 from explorer.theme import grid
 
@@ -54,7 +55,7 @@ class Settings(pn.viewable.Viewer):
         )  # fmt: skip
         sliders: list[Any] = [self.k, self.temperature]
         for slider in sliders:
-            slider._debounce = 30  # ms; Panel's 50 would be felt
+            quick(slider, 30)
         watched = {"choice": self.drafter, "k": self.k, "tree": self.tree, "acceptance": self.acceptance, "lookup": self.lookup}
         for name, widget in watched.items():
             widget.param.watch(lambda event, name=name: self._changed(name, event.new), "value")

@@ -98,7 +98,9 @@ class SpeculationView(ExplorerView):
             pane(_part(_("Speed-up over K"), ("modelled", "measured"))), pane(legend_html(CLOCK_LINES), css=CSS), drawn, self.formula,
             sizing_mode="stretch_width", margin=0,
         )  # fmt: skip
-        self.clock_parts = grid(times, curve, min_width=360, gap=26, visible=False)
+        self.clock_parts = pn.Column(
+            grid(times, curve, min_width=360, gap=26), sizing_mode="stretch_width", margin=0, visible=False
+        )
         above = [self.verdict, *([self.asking.buttons] if self.asking is not None else [])]
         return card(
             _("The clock: does it pay?"), *above, self.clock_parts, kinds=("measured", "modelled"),

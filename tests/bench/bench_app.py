@@ -52,8 +52,6 @@ def start(browser: Any, rounds: int) -> None:
             str(port),
             "--address",
             "127.0.0.1",
-            "--num-threads",
-            "4",
         ]
         server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:

@@ -84,13 +84,17 @@ class Checked:
         assert list(state.ref_counts) == want.ref_counts
         assert dict(state.cached) == want.cached
         assert list(state.lru) == want.lru
-        live = {r.request_id: r for r in want.requests}
+        live = {r.request_id: r for r in want.requests if r.status != "finished"}
+        for request in want.requests:
+            if request.status == "finished" and request.request_id not in live:  # its place in a static batch is still taken
+                assert list(state.requests[request.request_id].block_ids) == request.block_ids, request.request_id
         assert {i for i, r in state.requests.items() if r.status != "finished"} == set(live)
         for request_id, request in live.items():
             view = state.requests[request_id]
             assert view.status == request.status, request_id
             assert list(view.block_ids) == request.block_ids, request_id
             assert view.num_computed_tokens == request.num_computed_tokens, request_id
+            assert view.num_swapped_tokens == request.num_swapped_tokens, request_id
             assert list(view.output_token_ids) == request.output_token_ids, request_id
 
     def run(self, limit: int = 2000) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class FakeEngine:
         self.requests: dict[str, dict[str, Any]] = {}
         self.undelivered: list[Output] = []
 
+    busy_beside_steps = False  # it makes nothing beside its steps
+
     def add_request(self, prompt: str | Sequence[int], params: SamplingParams, *, owner: str, request_id: str) -> str:
         if not prompt:
             raise ValueError("the prompt is empty")

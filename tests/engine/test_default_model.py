@@ -31,8 +31,10 @@ def parts(model_path: Path) -> Parts:
     [
         {"max_num_seqs": 1, "enable_prefix_caching": False},
         {"max_num_seqs": 8, "max_num_batched_tokens": 512},
-        {"max_num_seqs": 4, "max_num_batched_tokens": 17, "block_size": 16},
-        {"max_num_seqs": 6, "max_num_batched_tokens": 64, "block_size": 8, "num_kv_blocks": 50},  # preempts
+        pytest.param({"max_num_seqs": 4, "max_num_batched_tokens": 17, "block_size": 16}, marks=pytest.mark.long),
+        pytest.param(
+            {"max_num_seqs": 6, "max_num_batched_tokens": 64, "block_size": 8, "num_kv_blocks": 50}, marks=pytest.mark.long
+        ),  # preempts
     ],
     ids=["alone", "batch", "small chunks", "small pool"],
 )
@@ -60,6 +62,7 @@ def test_chat_ends_with_eos_and_a_shared_system_prompt_is_found(parts, model_pat
     assert first.num_cached_tokens == 0 and second.num_cached_tokens >= 48
 
 
+@pytest.mark.long
 def test_compiled_for_one_request_it_is_as_exact(parts, model_path):
     """In bfloat16 two ways of rounding differ by a tenth of a logit. Neither may be further from float32 than the other."""
     half = load_parts(EngineConfig(model=str(model_path), dtype="bfloat16", device="cpu"))

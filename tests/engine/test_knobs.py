@@ -1,6 +1,7 @@
 """What may be changed of a running engine: at once, after draining, or not at all; and the sampling of a running request."""
 
 import dataclasses
+import weakref
 
 import pytest
 
@@ -13,6 +14,22 @@ from engine.loading import make_kv_cache
 from tests.engine.engines import Checked, tiny_engine
 from tests.engine.equal_tokens import assert_equal_tokens
 from tests.engine.greedy import GREEDY, check_against_oracle, oracle, prompt
+
+
+def test_the_old_pool_is_given_back_before_the_new_one_is_made(monkeypatch):
+    engine = tiny_engine(swap_space=0.001)
+    old, alive = weakref.ref(engine.kv), []
+
+    def made(*args):
+        alive.append(old() is not None)
+        return make_kv_cache(*args)
+
+    monkeypatch.setattr("engine.engine.make_kv_cache", made)
+    engine.reconfigure(num_kv_blocks=32)
+    assert alive == [False] and engine.scheduler.swap is not None
+    checked = Checked(engine)
+    last = engine.add_request(prompt(0, 6), GREEDY)
+    check_against_oracle([checked.run()[last]], [prompt(0, 6)])
 
 
 def test_reconfigure_now_and_after_draining():
@@ -109,7 +126,7 @@ def test_a_pool_that_cannot_be_made_leaves_the_old_one(monkeypatch):
 
 @pytest.mark.parametrize(("knobs", "message"), [
     ({"nonsense": 1}, "unknown EngineConfig field"), ({"max_num_seqs": 0}, "max_num_seqs"), ({"dtype": "float16"}, "cannot be changed"),
-    ({"num_kv_blocks": None}, "must be a number"), ({"quantization": "int8"}, "not built yet"), ({"num_kv_blocks": 1 << 24}, "memory"),
+    ({"num_kv_blocks": None}, "must be a number"), ({"quantization": "int5"}, "quantization is one of"), ({"num_kv_blocks": 1 << 24}, "memory"),
 ])  # fmt: skip
 def test_bad_knobs_change_nothing(knobs, message):
     engine = tiny_engine()

@@ -175,6 +175,9 @@ class FakeProcess:
     def measure_cache(self, lengths: list[int]) -> None:
         self.calls.append(("measure_cache", lengths))
 
+    def study(self, what: str, **options: Any) -> None:
+        self.calls.append(("study", (what, options)))
+
     def pause(self) -> None:
         self.paused = True
         self._messages.append(LoopState(True, self.step_number))

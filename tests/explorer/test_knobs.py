@@ -74,3 +74,57 @@ def test_without_an_engine_nothing_can_be_moved(desk: Desk) -> None:
 def test_every_knob_says_its_name_and_what_it_does() -> None:
     for knob in KNOBS.values():
         assert knob.label and knob.hint.endswith(".")
+
+
+# -- drop-downs -------------------------------------------------------------------------------------------------------------
+
+WEIGHTS = ("quantization", "quantization_group_size", "kv_cache_dtype")
+
+
+def shown(panel: KnobPanel, **knobs: object) -> dict[str, tuple[object, bool]]:
+    from engine.events.state import State
+
+    state = State()
+    state.draining = dict(knobs.pop("draining", {}))  # type: ignore[call-overload]
+    state.knobs = {"quantization": None, "quantization_group_size": None, "kv_cache_dtype": "auto", **knobs}
+    panel._moved.clear()  # as after SETTLE_S
+    panel.sync(state)
+    return {name: (widget.value, widget.disabled) for name, widget in panel.widgets.items()}
+
+
+def test_weights_and_kv_cache_are_chosen_from_lists(desk: Desk) -> None:
+    panel = KnobPanel(desk.session, "ann", WEIGHTS)
+    assert shown(panel) == {"quantization": ("", False), "quantization_group_size": ("", True), "kv_cache_dtype": ("auto", False)}
+    assert next(iter(panel.widgets["quantization"].options)) == "not rounded"
+    found = shown(panel, quantization="nf4", quantization_group_size=64, kv_cache_dtype="int4")
+    assert found == {"quantization": ("nf4", False), "quantization_group_size": ("64", False), "kv_cache_dtype": ("int4", False)}
+    assert reconfigured(desk) == []
+    panel.widgets["quantization_group_size"].value = "32"
+    panel.widgets["quantization"].value = ""  # 16 bits
+    panel.widgets["kv_cache_dtype"].value = "fp8"
+    assert reconfigured(desk) == [{"quantization_group_size": 32}, {"quantization": None}, {"kv_cache_dtype": "fp8"}]
+
+
+def test_a_group_size_from_elsewhere_is_one_of_the_choices(desk: Desk) -> None:
+    panel = KnobPanel(desk.session, "ann", WEIGHTS)
+    assert shown(panel, quantization="int4", quantization_group_size=48)["quantization_group_size"] == ("48", False)
+
+
+def test_weights_that_are_being_made_show_where_they_go(desk: Desk) -> None:
+    panel = KnobPanel(desk.session, "ann", WEIGHTS)
+    assert shown(panel, draining={"quantization": "gptq"})["quantization"] == ("gptq", False)
+    assert panel._note.visible and "being made" in panel._note.object
+    shown(panel, quantization="gptq", quantization_group_size=64)
+    assert not panel._note.visible
+
+
+def test_every_method_and_dtype_of_the_engine_can_be_chosen() -> None:
+    from engine.config import EngineConfig
+    from engine.quantization.base import METHODS
+
+    assert {value for _label, value in KNOBS["quantization"].choices} == {None, *METHODS}
+    for name in WEIGHTS:
+        for _label, value in KNOBS[name].choices:
+            more = {"quantization": "int4"} if name == "quantization_group_size" else {}
+            assert getattr(EngineConfig(**{**more, name: value}), name) == value
+            assert KNOBS[name].meant(KNOBS[name].shown(value)) == value

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import CI
 from tests.notebooks import books
 from tests.notebooks.wrong import WRONG
 
@@ -37,7 +38,7 @@ def test_it_runs_offline_and_its_exercise_can_be_solved_and_missed(
         if "check" in cell.metadata.get("tags", []):
             verdicts.append(books.said(cell))
             assert "Not yet: fill in the exercise" in verdicts[0], "the exercise as it is committed must be open"
-            for wrong in WRONG[name]:
+            for wrong in WRONG[name][: 1 if CI else None]:  # each runs the engine again
                 running.again(open_exercise, wrong.source)
                 answer = running.again(cell)
                 assert "Not yet: got" in answer and wrong.hint in answer, (wrong.source, answer)
@@ -52,7 +53,7 @@ def test_it_runs_offline_and_its_exercise_can_be_solved_and_missed(
     with capsys.disabled():
         print(f"\n{name}: {running.seconds:.0f} s from top to bottom (budget: 60 s on two quiet cores)", end="")
         print(
-            f", {running.cpu_seconds:.0f} s of one core with the kernel's start and the exercise tried {len(WRONG[name]) + 2} more times"
+            f", {running.cpu_seconds:.0f} s of one core with the kernel's start and the exercise tried {len(WRONG[name][: 1 if CI else None]) + 2} more times"
         )
 
 

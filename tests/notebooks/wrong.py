@@ -32,6 +32,23 @@ def _speedup(body: str) -> str:
     return f"def speedup(a, K, c, v):\n    {body}\n"
 
 
+def _bits(formula: str) -> str:
+    return f"def bits_per_weight(bits, group_size, scale_bits):\n    return {formula}\n"
+
+
+def _padding(formula: str) -> str:
+    batches = "    taken = [lengths[i : i + batch] for i in range(0, len(lengths), batch)]\n"
+    return f"def padding(lengths, batch):\n{batches}    return {formula}\n"
+
+
+def _crossover(formula: str) -> str:
+    return f"def crossover(peak, bandwidth, bytes_per_weight):\n    return {formula}\n"
+
+
+def _merge(body: str) -> str:
+    return f"import math\n\ndef merge(out_a, lse_a, out_b, lse_b):\n    return {body}\n"
+
+
 WRONG: dict[str, list[Wrong]] = {
     "00_quickstart": [
         Wrong(_tokens("prompt_tokens + output_tokens"), "One too many for each"),
@@ -75,5 +92,44 @@ WRONG: dict[str, list[Wrong]] = {
         Wrong(_speedup("return (a * K + 1) / (c * K + v)"), "only if all before it were accepted"),
         Wrong(_speedup("return sum(a**i for i in range(K + 1)) / (c * K)"), "checks the guesses is missing"),
         Wrong(_speedup("return K"), "one token for cK + v"),
+    ],
+    "05_quantization": [
+        Wrong(_bits("bits"), "The codes alone"),
+        Wrong(_bits("bits + scale_bits / group_size"), "One number a group is missing"),
+        Wrong(_bits("bits + 2 * scale_bits"), "shared by the whole group"),
+        Wrong(_bits("42.0"), "For (4, 32, 16)"),
+    ],
+    "06_batching": [
+        Wrong(_padding("1 - sum(lengths) / len(lengths) / max(lengths)"), "all of them in one batch"),
+        Wrong(_padding("sum(len(t) * max(t) for t in taken) / sum(lengths) - 1"), "Padding over useful tokens"),
+        Wrong(_padding("1 - sum(lengths) / sum(batch * max(t) for t in taken)"), "need not be full"),
+        Wrong(_padding("sum(1 - sum(t) / len(t) / max(t) for t in taken) / len(taken)"), "a long batch counts for more"),
+        Wrong(
+            _padding(
+                "padding(sorted(lengths), batch) if lengths != sorted(lengths) else 1 - sum(lengths) / sum(len(t) * max(t) for t in taken)"
+            ),
+            "Sorted by length first",
+        ),
+        Wrong(_padding("0.5"), "with batch 2 it is"),
+    ],
+    "07_attention": [
+        Wrong(_merge("(out_a + out_b) / 2"), "A plain mean"),
+        Wrong(
+            _merge("(lse_a * out_a + lse_b * out_b) / (lse_a + lse_b) if lse_a + lse_b else (out_a + out_b) / 2"),
+            "the logarithms of the sums",
+        ),
+        Wrong(_merge("math.exp(lse_a) * out_a + math.exp(lse_b) * out_b"), "nobody has divided by the whole sum"),
+        Wrong(
+            _merge("(math.exp(lse_a) * out_a + math.exp(lse_b) * out_b) / (math.exp(lse_a) + math.exp(lse_b))"),
+            "exp(1000) overflows",
+        ),
+        Wrong(_merge("42.0"), "For (1.0, 2.0, 3.0, 0.5)"),
+    ],
+    "08_roofline": [
+        Wrong(_crossover("ceil(peak / bandwidth)"), "That is the ridge"),
+        Wrong(_crossover("ceil(peak / bandwidth * bytes_per_weight)"), "two operations with each weight"),
+        Wrong(_crossover("ceil(peak / bandwidth / 2)"), "how many bytes?"),
+        Wrong(_crossover("ceil(peak / bandwidth / bytes_per_weight / 2)"), "the batch must grow"),
+        Wrong(_crossover("42"), "on an A100 it is"),
     ],
 }

@@ -62,7 +62,7 @@ def free_port() -> int:
 def serve(log: Path, *more: str) -> Server:
     """``panel serve apps/`` as ``make app`` calls it, on a free port, quick to notice that a browser has gone."""
     port = free_port()
-    quick = ["--check-unused-sessions", "500", "--unused-session-lifetime", "1500", "--num-threads", "4"]
+    quick = ["--check-unused-sessions", "500", "--unused-session-lifetime", "1500"]
     command = [sys.executable, "-m", "panel", "serve", "apps/", "--address", "127.0.0.1", "--port", str(port), *quick, *more]
     return Server(command, port, log)
 

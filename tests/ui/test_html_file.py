@@ -84,7 +84,7 @@ def test_the_plots_of_sampling_are_drawn(player: Page) -> None:
     expect(player.get_by_role("alert")).to_have_count(0)
 
 
-@pytest.mark.parametrize("title", ["Run", "KV cache"])
+@pytest.mark.parametrize("title", ["Run", pytest.param("KV cache", marks=pytest.mark.long)])
 def test_a_step_is_the_same_whichever_way_it_is_reached(player: Page, title: str) -> None:
     player.get_by_role("button", name=title, exact=True).click()
     player.wait_for_timeout(1500)

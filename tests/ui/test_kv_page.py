@@ -140,6 +140,7 @@ def test_a_small_pool_preempts_and_the_knob_goes_back(page: Page, kv_app: str) -
     expect(page.get_by_role("button", name="Restore the knobs")).to_have_count(0)
 
 
+@pytest.mark.long
 def test_the_map_takes_the_pages_dark_colours(page: Page, kv_app: str) -> None:
     canvas = visit(page, kv_app)
     light = canvas.evaluate("c => [c.cutaway.painter.dark, c.cutaway.painter.paper]")

@@ -67,6 +67,7 @@ def test_the_step_slider_moves_the_figures(notebook: Notebook) -> None:
     expect(view).to_contain_text(f"Step {last} ·")
 
 
+@pytest.mark.long
 def test_a_view_that_stood_still_for_long_follows_again(notebook: Notebook) -> None:
     view = notebook.page.locator(".ctm-root").first
     notebook.run("import explorer.notebook.frame as frame\nusual, frame.UNSEEN_S = frame.UNSEEN_S, 8")

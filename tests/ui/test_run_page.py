@@ -185,7 +185,7 @@ def test_stop_ends_ones_own_request(page: Page, app: str) -> None:
     expect(card.locator(".status")).to_contain_text("stopped")
 
 
-@pytest.mark.parametrize("theme", ["default", "dark"])
+@pytest.mark.parametrize("theme", ["default", pytest.param("dark", marks=pytest.mark.long)])
 def test_a_phone_needs_no_sideways_scroll(page: Page, app: str, theme: str) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     visit(page, f"{app}?theme={theme}")

@@ -54,6 +54,18 @@ def tokens(page: Page, at_least: int) -> Locator:
     return chips
 
 
+def look_at(page: Page, index: int) -> None:
+    """Click a token, and wait until its candidates stand there."""
+    chip = tokens(page, 32).nth(index)
+    chip.click()
+    expect(page).to_have_url(re.compile(r"token=\d+"))
+    expect(chip).to_have_class(re.compile(r"\bon\b"))
+    before: list[dict[str, Any]] = []
+    while (now := rows(page)) != before:
+        before = now
+        page.wait_for_timeout(300)
+
+
 def slide(page: Page, name: str, key: str, times: int) -> Locator:
     slider = page.get_by_role("slider", name=name, exact=True)
     slider.focus()
@@ -66,8 +78,7 @@ def test_the_dart_falls_on_the_token_that_was_chosen(page: Page, sampling_app: s
     visit(page, sampling_app)
     stage(page, "Temperature 0.2, 1, 2, same darts")
     expect(page.locator(".sa-said")).to_contain_text("The dart does not move")
-    tokens(page, 32).nth(4).click()
-    expect(page).to_have_url(re.compile(r"token=\d+"))
+    look_at(page, 4)
     expect(page.locator(".ct-choice th").nth(2)).to_have_text("temperature 0.2")
     found = [row for row in rows(page) if row["chosen"]]
     assert len(found) == 1 and found[0]["lands"] and not found[0]["gone"] and found[0]["why"] == "u lands here"
@@ -83,8 +94,7 @@ def test_the_dart_falls_on_the_token_that_was_chosen(page: Page, sampling_app: s
 def test_a_slider_changes_the_bars_and_greys_what_is_removed(page: Page, sampling_app: str) -> None:
     visit(page, sampling_app)
     stage(page, "Temperature 0.2, 1, 2, same darts")
-    tokens(page, 32).nth(4).click()
-    expect(page).to_have_url(re.compile(r"token=\d+"))
+    look_at(page, 4)
     before = rows(page)
     assert not any(row["gone"] for row in before)
     slide(page, "Top-k", "ArrowRight", 3)
@@ -164,6 +174,7 @@ def test_beams_die_and_the_best_is_laid_beside_greedy(page: Page, sampling_app: 
     expect(lanes.locator(".tip")).to_contain_text("sum so far")
 
 
+@pytest.mark.long
 def test_a_button_leads_to_the_beams_far_below(page: Page, sampling_app: str) -> None:
     visit(page, sampling_app)
     stage(page, "Beam search against greedy")

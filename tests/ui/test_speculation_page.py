@@ -67,6 +67,7 @@ def test_a_scene_shows_who_wrote_what_and_what_it_cost(page: Page, speculation_a
     expect(page.locator(".sp-line", has_text="Speculation is off")).to_be_visible()
 
 
+@pytest.mark.long
 def test_a_verification_is_stepped_through_by_hand_and_by_keys(page: Page, speculation_app: str) -> None:
     visit(page, speculation_app)
     stage(page)

@@ -128,4 +128,6 @@ def test_a_contiguous_table_is_read_in_place():
 
 def test_an_unknown_backend_is_refused():
     with pytest.raises(ValueError, match="attention_backend must be one of"):
+        create_attention("flash", model_config(4, 2, 8, (None,)))
+    with pytest.raises(ValueError, match=r"the kernels have head sizes \(64, 80, 96, 128\), this model has 8"):
         create_attention("triton", model_config(4, 2, 8, (None,)))

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention.base import Span, create_attention, tree_rows
-from engine.attention.torch import _FEW, _Chunk, _Few
+from engine.attention.base import FEW, Span, create_attention, tree_rows
+from engine.attention.torch import _Chunk, _Few
 from tests.engine.attention.test_torch import model_config, naive
 
 WINDOWS = (None, 3, 9)
 
 
 @st.composite
-def trees(draw: Any, most: int = 2 * _FEW) -> list[int]:
+def trees(draw: Any, most: int = 2 * FEW) -> list[int]:
     return [draw(st.integers(-1, i - 1)) for i in range(draw(st.integers(0, most)))]
 
 
@@ -81,7 +81,7 @@ def test_random_trees_equal_their_paths(requests, contiguous):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
 def test_trees_in_a_narrow_pool(dtype, tolerance):
-    wide = [-1] * (_FEW + 3)
+    wide = [-1] * (FEW + 3)
     Forest(0, [(20, [-1, -1, 0, 0, 2]), (7, [-1, 0, 1, 2, 3]), (11, wide), (0, [-1, 0, -1])], dtype).check(tolerance)
 
 
@@ -92,14 +92,14 @@ def test_requests_with_equally_many_rows_share_a_call():
         (30, [-1, 0]),
         (4, 5),
         (6, 1),
-        (3, _FEW + 1),
+        (3, FEW + 1),
         (0, [-1]),
     ]
     items = Forest(0, requests, torch.float32).check(1e-5)
     assert [(type(i).__name__, i.rows.stop - i.rows.start) for i in items[1:]] == [
         ("_Few", 9),
         ("_Few", 5),
-        ("_Chunk", _FEW + 1),
+        ("_Chunk", FEW + 1),
         ("_Chunk", 2),
     ]
 
@@ -109,7 +109,7 @@ def test_one_contiguous_request_is_read_in_place():
     (item,) = forest.check(1e-5)
     assert isinstance(item, _Few) and isinstance(item.keys, tuple)
     assert item.keys[0].untyped_storage().data_ptr() == forest.kv.untyped_storage().data_ptr()
-    assert isinstance(Forest(0, [(9, [-1] * _FEW)], torch.float32, contiguous=True).check(1e-5)[0], _Chunk)
+    assert isinstance(Forest(0, [(9, [-1] * FEW)], torch.float32, contiguous=True).check(1e-5)[0], _Chunk)
 
 
 def test_tree_rows_see_their_ancestors():

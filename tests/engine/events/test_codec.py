@@ -35,7 +35,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     simple: dict[Any, st.SearchStrategy[Any]] = {
         int: INTS, float: FLOATS, bool: st.booleans(), str: TEXTS, bytes: st.binary(max_size=9), Any: PLAIN,
         dict[str, Any]: st.dictionaries(TEXTS, PLAIN, max_size=3), dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=3),
-        dict[int, int]: st.dictionaries(INTS, INTS, max_size=3),
+        dict[int, int]: st.dictionaries(INTS, INTS, max_size=3), dict[str, int]: st.dictionaries(TEXTS, INTS, max_size=3),
+        dict[str, float]: st.dictionaries(TEXTS, FLOATS, max_size=3),
     }  # fmt: skip
     if hint in simple:
         return simple[hint]

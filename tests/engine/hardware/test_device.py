@@ -1,5 +1,7 @@
 """How "auto" is decided."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -35,6 +37,8 @@ def test_cuda_is_taken_where_it_is(monkeypatch, capability, dtype):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     facts = resolve_device()
     assert (facts.device, facts.dtype, facts.name) == ("cuda:1", dtype, "a GPU")
+    assert facts.attention_backend == ("triton" if capability >= (8, 0) and find_spec("triton") else "torch")
+    assert resolve_device(attention_backend="torch").attention_backend == "torch"
     assert resolve_device("cuda").device == "cuda:0"
     with pytest.raises(ValueError, match="2 CUDA device"):
         resolve_device("cuda:2")
@@ -53,12 +57,26 @@ def test_what_is_asked_for_is_taken_and_said(monkeypatch):
         (("mps",), "device must be"),
         (("cuda:99",), "is not there"),
         (("cpu", "int8"), "dtype must be one of"),
-        (("cpu", "auto", "triton"), "attention_backend must be one of"),
+        (("cpu", "auto", "flash"), "attention_backend must be one of"),
+        (("cpu", "auto", "triton"), "needs CUDA"),
     ],
 )
 def test_what_is_not_there_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         resolve_device(*arguments)
+
+
+def test_without_triton_attention_is_torchs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
+    facts = resolve_device()
+    assert facts.attention_backend == "torch" and "Triton is not installed" in facts.why
+    with pytest.raises(ValueError, match="needs Triton, which is not installed"):
+        resolve_device(attention_backend="triton")
 
 
 def test_this_machine_is_described():

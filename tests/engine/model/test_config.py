@@ -127,7 +127,6 @@ def test_facts_are_plain_and_count_parameters() -> None:
         ({"rope_scaling": {**tiny.LLAMA3_ROPE, "high_freq_factor": 1.0}}, r"rope_scaling.high_freq_factor must be above low_freq_factor"),
         ({"rope_scaling": 3}, r"rope_scaling must be a JSON object"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor must be 1"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config must be absent"),
         ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings must be true or false"),
         ({"eos_token_id": "2"}, r"eos_token_id must be a token id"),
         ({"model_type": "mistral", "sliding_window": 0}, r"sliding_window must be an integer in"),

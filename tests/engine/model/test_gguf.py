@@ -305,7 +305,7 @@ def test_huge_counts_take_no_memory(small: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_default_model_is_what_transformers_reads(model_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.events.log import EventLog
@@ -22,11 +23,22 @@ from explorer.runs import SHIPPED
 from explorer.store import EventStore
 from explorer.theme import in_file
 from tests.engine.events.simulate import simulate
+from tests.explorer.quantization.tabs import layer_quantized, weights
 
 
 @pytest.fixture(scope="module")
-def store() -> EventStore:
-    return EventStore.load(SHIPPED["full-pool"].path)
+def store(tmp_path_factory: pytest.TempPathFactory) -> EventStore:
+    """A shipped run; in the middle of it the weights change."""
+    log, longer = EventLog.load(SHIPPED["full-pool"].path), EventLog()
+    middle = (log.first_step + log.last_step) // 2
+    for event in log:
+        if event.step > middle and longer.last_step <= middle:
+            seen = weights("int4", 64), layer_quantized(3), layer_quantized(5, sqnr_db=12.5)
+            longer.extend([msgspec.structs.replace(e, step=middle, time_ns=event.time_ns) for e in seen])
+        longer.append(event)
+    path = tmp_path_factory.mktemp("run") / "weights.cutaway"
+    longer.save(path)
+    return EventStore.load(path)
 
 
 def value_at(points: list[int], frame: int) -> int:
@@ -78,7 +90,11 @@ def blocks(shown: dict[tuple[str, str], Any], node: str) -> list[Any]:
     return [(k, n, level, palette[c] if palette and k > 1 else None) for k, c, n, level in zip(*[iter(whole)] * 4)]
 
 
-@pytest.mark.parametrize("slug", PAGES)
+# The longest to step through, beside others that are drawn by the same code.
+LONG = ("quantization", "speculation", "attention")
+
+
+@pytest.mark.parametrize("slug", [pytest.param(slug, marks=[pytest.mark.long] if slug in LONG else []) for slug in PAGES])
 def test_every_step_is_what_the_view_shows_there(store: EventStore, slug: str) -> None:
     steps = frames_of(store.first_step, store.last_step)
     recording = record(store, PAGES[slug], steps)

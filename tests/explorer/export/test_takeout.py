@@ -36,7 +36,7 @@ def test_any_error_is_told(error: Exception, told: str, logged: int, label: str,
 
     said: list[str] = []
     menu = TakeOut(lambda _replay: None, broken, said.append)
-    (item,) = [{"label": each} for each in menu._makers if each.startswith(label)]
+    (item,) = [each for each in menu.menu.items if each["label"].startswith(label)]
     with caplog.at_level(logging.ERROR):
         menu._chosen(item)
     assert said == [told]

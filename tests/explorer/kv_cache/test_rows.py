@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from engine.events.batching import BlockSwapped
 from engine.events.state import State
-from engine.events.types import Candidate, TokenSampled
+from engine.events.types import Candidate, KnobChanged, TokenSampled
 from explorer.canvas.blockmap import CACHED, FREE, HELD, SHARED
 from explorer.kv_cache import rows
 from tests.explorer.kv_cache.pool_events import PoolSim
@@ -129,6 +130,24 @@ def test_hover_over_a_cached_block_tells_when_it_will_be_evicted(two_sharing):
     # The end of a sequence goes before its beginning.
     assert rows.describe_block(state, 1)[1] == "1st of 2 to be evicted"
     assert rows.describe_block(state, 0)[1] == "2nd of 2 to be evicted"
+
+
+def test_under_the_radix_index_no_place_in_a_row_is_told(two_sharing):
+    two_sharing.finish("a-1")
+    two_sharing.finish("a-2")
+    state = replay(two_sharing)
+    state.apply(KnobChanged(step=3, time_ns=9, name="prefix_index", old="hash", new="radix"))
+    assert rows.describe_block(state, 1)[1] == "one of 2 that may be evicted: ends of prefixes first"
+
+
+def test_a_swapped_request_says_where_its_kv_is(two_sharing):
+    two_sharing.preempt("a-2", "a-1")
+    out = {"num_tokens": 10, "num_bytes": 640, "used_bytes": 640, "budget_bytes": 1000, "copy_ms": 0.1}
+    state = replay(two_sharing)
+    for direction, said in (("out", "preempted, 10 tokens in host memory"), ("in", "preempted")):
+        state.apply(BlockSwapped(step=3, time_ns=9, request_id="a-2", direction=direction, block_ids=[0, 1, 3], **out))
+        table, _ = rows.table_rows(state, lambda _: ["", ""])
+        assert [r["status"] for r in table] == ["running", said]
 
 
 def test_table_rows(two_sharing):

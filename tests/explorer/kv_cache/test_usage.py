@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 
 from engine.events.types import KnobChanged, PoolResized, PrefixLookup
@@ -120,6 +121,18 @@ def lookup(asked: int, hit: int, reason: str, recompute: bool = False) -> Prefix
 def test_every_reason_has_words(event, part):
     words = usage.in_words(event, 16)
     assert part in words and words[0].isupper()
+
+
+def test_parts_of_blocks_and_host_memory_have_words():
+    part = msgspec.structs.replace(lookup(40, 18, "no such prefix"), num_partial_tokens=2, index="radix")
+    words = usage.in_words(part, 16)
+    assert words.startswith("The first 18 tokens were there; then") and words.endswith(
+        "2 tokens were its own: that block was copied."
+    )
+    whole = msgspec.structs.replace(lookup(40, 39, ""), num_partial_tokens=7, index="radix")
+    assert "the last token is computed. Of the last block 7 tokens" in usage.in_words(whole, 16)
+    back = msgspec.structs.replace(lookup(40, 39, "evicted", recompute=True), num_swapped_tokens=39, block_ids=[3])
+    assert usage.in_words(back, 16).startswith("After a preemption: the KV of its 39 tokens comes back from host memory")
 
 
 def test_lookups_and_their_share():

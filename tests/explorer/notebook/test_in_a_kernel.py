@@ -115,6 +115,7 @@ def test_an_interrupted_cell_leaves_engine_and_views_whole(kernel: Kernel) -> No
     )
 
 
+@pytest.mark.long
 def test_a_restarted_kernel_leaves_no_engine_behind(kernel: Kernel, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     kernel.run(

@@ -89,6 +89,21 @@ def test_without_a_selection_the_newest_token_is_followed(log: EventLog) -> None
     assert view.picture.data["rows"] and view.choice is not None and not view.choice.derived
 
 
+def test_a_click_chooses_the_newest_token_too_and_a_second_one_lets_go(log: EventLog) -> None:
+    view = view_of(log)
+    newest = view.strip.selected
+    view.strip.on_select({"position": newest})
+    assert (view.clock.request_id, view.clock.token_index) == ("branch", newest)
+    view.strip.on_select({"position": newest})
+    assert view.clock.token_index is None
+    view.strip.on_select({"position": newest - 1})
+    view.strip.on_select({"position": newest})
+    assert view.clock.token_index == newest
+    for bad in (None, -1, True, "3"):
+        view.strip.on_select({"position": bad})
+    assert view.clock.token_index == newest
+
+
 def test_the_settings_are_those_with_which_the_token_was_drawn(log: EventLog) -> None:
     before, after = view_of(log, request_id="part", token_index=4), view_of(log, request_id="part", token_index=12)
     assert before.settings.sliders["temperature"].value == 0.9 and after.settings.sliders["temperature"].value == 0.1

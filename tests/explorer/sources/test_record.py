@@ -11,7 +11,7 @@ from explorer.sources.rerun import verify
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] if n == "full-pool" else []) for n in SHIPPED])
 def test_a_shipped_run_comes_out_the_same(name: str) -> None:
     """Or, on a processor that rounds otherwise, differs only where the choice was that close."""
     done = verify(EventLog.load(SHIPPED[name].path))
