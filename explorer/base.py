@@ -1,6 +1,8 @@
 """What every page is made of: a view of the store, and the clock that says which step it shows."""
 
 import threading
+from collections.abc import Callable
+from contextvars import Token
 from typing import Any, ClassVar
 
 import panel as pn
@@ -73,6 +75,35 @@ class Clock(param.Parameterized):
         self.param.update(request_id=None, block_id=None, token_index=None)
 
 
+class ViewLock:
+    """A re-entrant lock of one view. What is drawn while it is held bears the badges of that view's store, whichever view was made last."""
+
+    def __init__(self, replayed: Callable[[], bool]) -> None:
+        self._lock = threading.RLock()
+        self._replayed = replayed
+        self._before: list[Token[bool]] = []
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """True when it is held now; False only where ``blocking`` is False and another thread holds it."""
+        if not self._lock.acquire(blocking):
+            return False
+        self._before.append(replaying.set(self._replayed()))
+        return True
+
+    def release(self) -> None:
+        """RuntimeError where this thread does not hold it."""
+        if not self._before:
+            raise RuntimeError("cannot release a view's lock that is not held")
+        replaying.reset(self._before.pop())
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 class ExplorerView(pn.viewable.Viewer):
     """A window on the store: build the figures once in ``__init__``, send what is new in ``update()``.
 
@@ -97,7 +128,7 @@ class ExplorerView(pn.viewable.Viewer):
         self.missed = 0  # events that the ring buffer dropped before this view saw them
         # A server with several threads runs the callbacks of one browser side by side: whatever takes events in or reads what
         # they left holds this.
-        self.lock = threading.RLock()
+        self.lock = ViewLock(lambda: bool(getattr(self.store, "replayed", False)))
 
     def new_events(self, limit: int | None = None) -> list[Any]:
         """The events since the last call (at most ``limit``), oldest first.

@@ -1,6 +1,7 @@
 """What Panel leaves lying is sent."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +48,8 @@ def test_messages_that_come_while_another_is_written_are_not_left_lying(monkeypa
         await asyncio.sleep(0.05)
         return before, socket.written
 
-    before, after = asyncio.run(run())
+    with ThreadPoolExecutor(1) as thread:  # of its own: where browser tests ran before, this one has a loop that runs
+        before, after = thread.submit(asyncio.run, run()).result()
     assert after == ["first", "second"]
     assert before == ["first"], "Panel no longer leaves messages lying: deliver() may go"
 

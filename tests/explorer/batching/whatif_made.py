@@ -1,6 +1,5 @@
 """Events of loads that a replay with known step costs made, and a view that a tab can stand in."""
 
-import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from engine.events.types import (
 )
 from engine.load.cost import StepCost
 from engine.load.replay import Replayed, replay
-from explorer.base import Clock
+from explorer.base import Clock, ViewLock
 from explorer.batching.whatif_rows import Setting
 from explorer.store import EventStore
 
@@ -62,7 +61,7 @@ class View:
         self.store.replayed = not live
         self.session: Any = Desk() if live else None
         self.clock = Clock(owner="ann")
-        self.lock = threading.RLock()
+        self.lock = ViewLock(lambda: self.store.replayed)
         self.param: tuple[str, ...] = ()  # it has no address
 
     def give(self, tab: Any, *events: Event) -> None:

@@ -1,6 +1,5 @@
 """Events of the Quantisation page's tabs, made up but consistent, and a view that a tab can stand in."""
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from engine.events.quantization import (
     WeightsChanged,
 )
 from engine.events.types import EngineStarted
-from explorer.base import Clock
+from explorer.base import Clock, ViewLock
 from explorer.store import EventStore
 
 MODEL = {"name": "made", "num_layers": 30, "num_kv_heads": 3, "head_dim": 64}
@@ -46,7 +45,7 @@ class View:
         self.store.replayed = not live
         self.session: Any = Desk() if live else None
         self.clock = Clock(owner="ann")
-        self.lock = threading.RLock()
+        self.lock = ViewLock(lambda: self.store.replayed)
         self.layer, self.matrix = layer, matrix
 
     def give(self, tab: Any, *events: Any) -> None:
