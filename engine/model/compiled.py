@@ -5,7 +5,7 @@ priority; what it made is kept in the cache and loads in milliseconds. Until the
 result does not agree with plain torch, the engine goes on as it does for any number of rows.
 
 There is a function for a single row (a decode) and for some numbers of rows (a draft that is verified): a number between is
-filled up to the next. They read weights as they are, while products of many rows want them packed: both are held. See ``unfit`` for when not.
+filled up to the next. A head in few bits has one of its own, for a single row. They read weights as they are, while products of many rows want them packed: both are held. See ``unfit`` for when not.
 """
 
 import contextlib
@@ -29,14 +29,13 @@ import psutil
 import torch
 
 from engine.hardware.device import cpu_flags
-from engine.model import few_rows
+from engine.model import few_rows, words
 from engine.model.config import ModelConfig
-from engine.model.few_rows import MIN_CONTEXT, Function, RowShape
+from engine.model.few_rows import MIN_CONTEXT, Function, ProductShape, RowShape
 
+Shape = RowShape | ProductShape
 _log = logging.getLogger(__name__)
 
-ROWS = (1, 5, 8, 2, 3)  # that there is a function for, the most wanted first; 5: the last token and K = 4 drafted ones
-LOW_BIT_ROWS = (1,)  # the same, for weights in few bits
 _MIN_BYTES = 16 << 20  # of weights: below, nobody waits for them
 _MEMORY_SHARE = 0.25  # of the free memory, what the second form of the weights may take
 _TOLERANCE = 2e-3
@@ -45,6 +44,8 @@ _OPTIONS = {
     "cpp.vec_isa_ok": True,  # the CPU's flags are believed: trying each costs as much as compiling, and fails on a busy machine
     "compile_threads": 1,  # no worker pool
 }
+# Eight codes of a word are a long expression, which else would be kept for each word instead of being summed up.
+_LOW_BIT_OPTIONS = {"realize_opcount_threshold": 1000, "realize_reads_threshold": 100}
 
 
 def unfit(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str:
@@ -65,7 +66,7 @@ def unfit(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str:
 class CompiledLayer:
     """The compiled functions, as soon as they are there. ``function()`` is asked at every step that they could do."""
 
-    def __init__(self, shape: RowShape, directory: Path) -> None:
+    def __init__(self, shape: Shape, directory: Path) -> None:
         """Loads what an earlier run left in ``directory``, or starts the compiler."""
         self.shape = shape
         self.state = "compiling"  # "compiled"; or why something is missing
@@ -142,11 +143,15 @@ class CompiledLayer:
 
     def _agrees(self, function: Function, rows: int) -> bool:
         with torch.inference_mode():
-            inputs = self.shape.examples(rows, 21)
-            fresh = inputs[4].clone()
-            got = function(list(inputs))[0], inputs[4]
-            inputs[4] = fresh
-            pairs = zip(got, (few_rows.layer(self.shape, rows, *inputs)[0], fresh), strict=True)
+            inputs, own = self.shape.examples(rows, 21), self.shape.overwritten
+            again = list(inputs)
+            if own is not None:
+                again[own] = inputs[own].clone()
+            got, wanted = [function(list(inputs))[0]], [self.shape.run(rows, *again)[0]]
+            if own is not None:
+                got.append(inputs[own])
+                wanted.append(again[own])
+            pairs = zip(got, wanted, strict=True)
             tolerance = _TOLERANCE if self.shape.dtype == "float16" else 8 * _TOLERANCE
             return all(
                 a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a.float(), b.float(), atol=tolerance, rtol=tolerance)
@@ -160,25 +165,32 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _paths(shape: RowShape, directory: Path) -> dict[int, Path]:
+def _paths(shape: Shape, directory: Path) -> dict[int, Path]:
     """Where the function for each number of rows lies."""
     key = _key(shape)
-    return {rows: directory / f"layer-{key}-{rows}.pt2" for rows in (ROWS if shape.is_plain else LOW_BIT_ROWS)}
+    return {rows: directory / f"layer-{key}-{rows}.pt2" for rows in shape.row_counts}
 
 
-def _key(shape: RowShape) -> str:
+def _key(shape: Shape) -> str:
     """A hash of everything that the compiled code depends on."""
     what = [
         asdict(shape),
         inspect.getsource(few_rows.layer),
+        inspect.getsource(few_rows.factor),
         inspect.getsource(few_rows.multiply),
+        inspect.getsource(few_rows._times),
+        inspect.getsource(words.half),
         inspect.getsource(few_rows.attention),
-        _OPTIONS,
+        _options(shape),
         torch.__version__,
         sys.version_info[:2],
         sorted(cpu_flags()),
     ]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
+
+
+def _options(shape: Shape) -> dict[str, Any]:
+    return {**_OPTIONS, **({} if shape.is_plain else _LOW_BIT_OPTIONS), "cpp.threads": shape.threads}
 
 
 def _runner(path: Path) -> Function:
@@ -190,7 +202,7 @@ def _runner(path: Path) -> Function:
     return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1).run
 
 
-def compile_to(shape: RowShape, directory: Path) -> None:
+def compile_to(shape: Shape, directory: Path) -> None:
     """Compile what is missing in ``directory``; each file is in the end there whole or not at all. One process at a time."""
     name = f"layer-{_key(shape)}"
     with open(directory / f"{name}.lock", "w") as lock:
@@ -211,27 +223,28 @@ def compile_to(shape: RowShape, directory: Path) -> None:
                 os.replace(_compiled(shape, rows, Path(work) / "made.pt2"), path)
 
 
-def _compiled(shape: RowShape, rows: int, path: Path) -> str:
+def _compiled(shape: Shape, rows: int, path: Path) -> str:
     class Layer(torch.nn.Module):
         def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return few_rows.layer(shape, rows, *inputs)
+            return shape.run(rows, *inputs)
 
     inputs = shape.examples(rows, 100)
     length = torch.export.Dim("length", min=MIN_CONTEXT, max=1 << 24)
     dynamic: list[dict[int, Any] | None] = [None] * len(inputs)
-    dynamic[3] = {0: length}
-    if rows > 1:
-        dynamic[5] = {1: length}
+    for which, dimension in shape.lengths(rows).items():
+        dynamic[which] = {dimension: length}
     program = torch.export.export(Layer(), tuple(inputs), dynamic_shapes=(tuple(dynamic),))
-    options = {**_OPTIONS, "cpp.threads": shape.threads}
+    options = _options(shape)
     return torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
 def main(arguments: list[str]) -> None:
     os.nice(19)
-    fields: dict[str, Any] = json.loads(arguments[0])
-    tuples = {name: tuple(fields[name]) for name in ("biases", "weights")}
-    compile_to(RowShape(**{**fields, **tuples}), Path(arguments[1]))
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(arguments[0]).items()
+    }
+    kind: type[Shape] = ProductShape if "held" in fields else RowShape
+    compile_to(kind(**fields), Path(arguments[1]))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,11 @@ beside the pool and put there in the end, by one copy for all layers.
 Shapes: R rows, E hidden_size, H query heads, K KV heads, G = H / K, D head_dim, L tokens of context.
 """
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,10 +25,13 @@ import torch.nn.functional as F
 from engine.attention.base import Span, contiguous, first_key, hidden_keys
 from engine.hardware.device import TORCH_DTYPES
 from engine.kvcache.layout import KVCache
+from engine.model.words import LANES, as_words, half
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]  # ``layer`` of some shape and number of rows
 
 MIN_CONTEXT = 2  # a length of 0 or 1 would be compiled as a constant
+ROWS = (1, 5, 8, 2, 3)  # that there is a function for, the most wanted first; 5: the last token and K = 4 drafted ones
+LOW_BIT_ROWS = (1,)  # the same, for weights in few bits
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,22 @@ class RowShape:
     threads: int  # that share the work; compiled for one it would never use more
     weights: tuple[str, ...] = ("plain",) * 4  # how qkv, o, gate_up, down are held; see ``weight_inputs``
 
+    overwritten: ClassVar[int | None] = 4  # which of the inputs
+
     @property
     def is_plain(self) -> bool:
         return self.weights == ("plain",) * 4
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        return ROWS if self.is_plain else LOW_BIT_ROWS
+
+    def run(self, rows: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return layer(self, rows, *inputs)
+
+    def lengths(self, rows: int) -> dict[int, int]:
+        """The inputs that have the context's length, and in which dimension."""
+        return {3: 0} if rows == 1 else {3: 0, 5: 1}
 
     def examples(self, rows: int, length: int) -> list[torch.Tensor]:
         """Inputs of ``layer`` of the right shapes and dtypes for ``rows`` after a context of ``length``; a chain."""
@@ -72,23 +91,54 @@ class RowShape:
         return [*weights, torch.ones(size), torch.ones(size), qk, *biases]
 
     def _examples_of(self, held: str, rows: int, columns: int) -> list[torch.Tensor]:
-        kind, group, scaled = weight_kind(held)
-        if kind == "plain":
+        if held == "plain":
             return [torch.randn(rows, columns).mul_(0.02).to(TORCH_DTYPES[self.dtype])]
-        if kind == "int8":
-            parts = [torch.randint(-127, 128, (rows, columns), dtype=torch.int8), torch.rand(rows).mul_(4e-4)]
-        else:
-            scales = torch.rand(rows, columns // group).mul_(5e-3).half()
-            parts = [torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8), scales, scales * -8]
-        return [*parts, torch.rand(columns) + 0.5] if scaled else parts
+        return low_bit_examples(held, rows, columns)
+
+
+@dataclass(frozen=True)
+class ProductShape:
+    """A single row times one large matrix in few bits, the head: what ``RowShape`` is for a layer. Inputs: x float32 [1, in], then
+    what ``weight_kind`` says; the output is float32 [1, out]."""
+
+    out_features: int
+    in_features: int
+    held: str
+    threads: int
+
+    dtype: ClassVar[str] = "float16"  # results differ by no more than this one's
+    is_plain: ClassVar[bool] = False
+    row_counts: ClassVar[tuple[int, ...]] = (1,)
+    overwritten: ClassVar[int | None] = None
+
+    def run(self, rows: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, *parts = inputs
+        factors = factor(self.held, parts, x)
+        return multiply(self.held, parts, factors, rows), *factors
+
+    def lengths(self, rows: int) -> dict[int, int]:
+        return {}
+
+    def examples(self, rows: int, length: int) -> list[torch.Tensor]:
+        return [torch.randn(rows, self.in_features), *low_bit_examples(self.held, self.out_features, self.in_features)]
+
+
+def low_bit_examples(held: str, rows: int, columns: int) -> list[torch.Tensor]:
+    kind, group, scaled = weight_kind(held)
+    if kind == "int8":
+        parts = [as_words(torch.randint(-127, 128, (rows, columns), dtype=torch.int8)), torch.rand(rows).mul_(4e-4)]
+    else:
+        scales = torch.rand(rows // LANES, columns // group, LANES, 1).mul_(5e-3).half()
+        codes = torch.randint(0, 256, (*scales.shape[:2], group // 8, 4 * LANES), dtype=torch.uint8)
+        parts = [as_words(codes), as_words(torch.cat((scales, scales * -8), -1)).squeeze(-1)]
+    return [*parts, torch.rand(columns) + 0.5] if scaled else parts
 
 
 def weight_kind(held: str) -> tuple[str, int, bool]:
     """("plain" | "int8" | "int4", group size or 0, whether the input is scaled first) of "int4:32+scaled" and the like.
 
-    What the layer then takes of a matrix [N, K]: plain: the matrix. int8: codes int8 [N, K], scales float32 [N]. int4: the halves
-    uint8 [N, K / 2] (``engine.model.low_bit``), scales and minima float16 [N, G]. Scaled: a
-    factor for each column behind it, float32 [K].
+    What the layer then takes of a matrix [N, K]: plain: the matrix. int8: words of its codes, scales float32 [N]. int4: words of its
+    codes, words of its grids. Scaled: a factor for each column behind it, float32 [K]. For words see ``engine.model.words``.
     """
     name, _, scaled = held.partition("+")
     kind, _, group = name.partition(":")
@@ -98,7 +148,7 @@ def weight_kind(held: str) -> tuple[str, int, bool]:
 def weight_inputs(held: str) -> int:
     """How many inputs a matrix takes that is held so."""
     kind, _, scaled = weight_kind(held)
-    return {"plain": 1, "int8": 2, "int4": 3}[kind] + scaled
+    return {"plain": 1, "int8": 2, "int4": 2}[kind] + scaled
 
 
 def layer(shape: RowShape, rows: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -113,52 +163,77 @@ def layer(shape: RowShape, rows: int, *inputs: torch.Tensor) -> tuple[torch.Tens
     count = 5 if rows == 1 else 7
     x, cos, sin, context, fresh, *masks = inputs[:count]
     matrices, (attention_norm, mlp_norm, qk_norm, *biases) = inputs[count:-7], inputs[-7:]
-    half, heads, kv_heads = shape.head_dim // 2, shape.num_heads, shape.num_kv_heads
+    middle, heads, kv_heads = shape.head_dim // 2, shape.num_heads, shape.num_kv_heads
     firsts = [sum(weight_inputs(held) for held in shape.weights[:which]) for which in range(4)]
 
+    # What is given out is computed once; what is not, the compiler computes again for every row of the matrix that reads it.
+    factors: list[list[torch.Tensor]] = []
+
     def product(which: int, of: torch.Tensor) -> torch.Tensor:
-        out = multiply(shape.weights[which], matrices[firsts[which] :], of, rows)
+        held, parts = shape.weights[which], matrices[firsts[which] :]
+        factors.append(factor(held, parts, of))
+        out = multiply(held, parts, factors[-1], rows)
         return out + biases[which] if shape.biases[which] else out
 
     def norm(row: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return row * torch.rsqrt((row * row).mean(-1, keepdim=True) + shape.eps) * weight
 
-    attention_in = norm(x, attention_norm)
-    projected = product(0, attention_in).view(rows, heads + 2 * kv_heads, shape.head_dim)
+    projected = product(0, norm(x, attention_norm)).view(rows, heads + 2 * kv_heads, shape.head_dim)
     qk = projected[:, : heads + kv_heads]
     if shape.qk_norm:
         qk = norm(qk, qk_norm)
-    qk = qk * cos.float() + torch.cat((qk[..., half:], qk[..., :half]), -1) * sin.float()
+    qk = qk * cos.float() + torch.cat((qk[..., middle:], qk[..., :middle]), -1) * sin.float()
     q = (qk[:, :heads] * shape.head_dim**-0.5).view(rows, kv_heads, heads // kv_heads, shape.head_dim)
     stored = torch.cat((qk[:, heads:], projected[:, heads + kv_heads :]), 1).to(fresh.dtype)
     fresh.copy_(stored)
     attended = attention(q, context.float(), stored.float(), masks).reshape(rows, heads * shape.head_dim)
     x = x + product(1, attended)
-    mlp_in = norm(x, mlp_norm)
-    gate, up = product(2, mlp_in).chunk(2, -1)
-    mlp_out = F.silu(gate) * up
-    # What is given out is computed once; what is not, the compiler computes again for every row of the matrix that reads it.
-    return x + product(3, mlp_out), attention_in, q, attended, mlp_in, mlp_out
+    gate, up = product(2, norm(x, mlp_norm)).chunk(2, -1)
+    x = x + product(3, F.silu(gate) * up)
+    return x, q, *itertools.chain.from_iterable(factors)
 
 
-def multiply(held: str, parts: Sequence[torch.Tensor], of: torch.Tensor, rows: int) -> torch.Tensor:
-    """``of`` [R, in] times the matrix whose inputs ``parts`` begins with -> [R, out]."""
+def factor(held: str, parts: Sequence[torch.Tensor], of: torch.Tensor) -> list[torch.Tensor]:
+    """``of`` [R, in] as ``multiply`` takes it for this matrix: by the place of a column's code in its word. int8: [R, 4, in / 4];
+    int4: [R, 8, in / 8], and the sum over a word's columns [R, in / 8]."""
     kind, group, scaled = weight_kind(held)
     if scaled:
         of = of * parts[weight_inputs(held) - 1]
+    if kind == "plain":
+        return [of]
+    if kind == "int8":
+        return [of.unflatten(1, (-1, 4)).transpose(1, 2).contiguous()]
+    # [R, G, half, word, byte]: a group's first half is in the low bits of its bytes
+    places = of.unflatten(1, (-1, 2, group // 8, 4)).permute(0, 4, 2, 1, 3).reshape(len(of), 8, -1)
+    # A code is not shifted down but left at its place, where it counts 16 times more than in the place before (the last one
+    # would lie over the sign, and is shifted there). A power of two by its bits is exact.
+    powers = (127 - 4 * torch.arange(8, dtype=torch.int32).clamp_max(6) << 23).view(torch.float32)
+    return [places * powers[:, None], places.sum(1)]
+
+
+def multiply(held: str, parts: Sequence[torch.Tensor], of: Sequence[torch.Tensor], rows: int) -> torch.Tensor:
+    """What ``factor`` gave times the matrix whose inputs ``parts`` begins with -> [R, out]."""
+    kind, _, _ = weight_kind(held)
     # A sum for each row rather than one over all: they become one loop, which reads and widens a weight once for all rows.
-    if kind != "int4":
+    if kind == "plain":
         wide = parts[0].float()
-        out = torch.stack([(wide * of[i]).sum(-1) for i in range(rows)])
-        return out if kind == "plain" else out * parts[1]
-    halves, scales, minima = parts[0].unflatten(1, (-1, group // 2)), parts[1].float(), parts[2].float()
-    low, high = (halves & 15).float(), (halves >> 4).float()
-    out_of_rows = []
+        return torch.stack([(wide * of[0][i]).sum(-1) for i in range(rows)])
+    words = parts[0].view(torch.int32)
+    if kind == "int8":
+        codes = [(words << 24 - 8 * place >> 24).float() for place in range(4)]  # shifting back spreads the sign
+        return torch.stack([_times(codes, of[0][i]).sum(-1) for i in range(rows)]) * parts[1]
+    grid = parts[1].view(torch.int32)[:, :, None]
+    scales, minima = half(grid), half(grid >> 16)
+    codes = [*((words & 15 << 4 * place).float() for place in range(7)), (words >> 4 & 15 << 24).float()]
+    out = []
     for i in range(rows):
-        row = of[i].view(-1, 2, group // 2)
-        codes = ((low * row[:, 0] + high * row[:, 1]) * scales[:, :, None]).sum((-1, -2))
-        out_of_rows.append(codes + (minima * row.sum((-1, -2))).sum(-1))
-    return torch.stack(out_of_rows)
+        columns, sums = (t[i].unflatten(-1, words.shape[1:3])[..., None] for t in of)
+        out.append((_times(codes, columns[:, None]) * scales + minima * sums).sum((1, 2)).flatten())
+    return torch.stack(out)
+
+
+def _times(codes: Sequence[torch.Tensor], factors: torch.Tensor) -> torch.Tensor:
+    return functools.reduce(torch.add, (c * x for c, x in zip(codes, factors, strict=True)))
 
 
 def attention(q: torch.Tensor, context: torch.Tensor, fresh: torch.Tensor, masks: list[torch.Tensor]) -> torch.Tensor:

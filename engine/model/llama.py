@@ -17,11 +17,12 @@ from engine.attention.base import Attention, Span
 from engine.kernels.lazy import run_on
 from engine.kvcache.layout import KVCache
 from engine.model import fused
-from engine.model.compiled import CompiledLayer
+from engine.model.compiled import CompiledLayer, Shape
 from engine.model.config import ModelConfig, rope_frequencies
-from engine.model.few_rows import FewRows, RowShape
+from engine.model.few_rows import FewRows, ProductShape, RowShape
 from engine.model.linear import Linear, LinearBackend, create_linear_backend
-from engine.model.low_bit import Int4Linear, Int8Linear, Unpacking
+from engine.model.low_bit import held_as, words_of
+from engine.model.unpacking import Unpacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,39 +189,22 @@ class Layer:
 
     def held(self) -> tuple[str, ...]:
         """How the four matrices are held, as ``few_rows.weight_kind`` has it; "" for one that the compiled layer does not read."""
-        return tuple(_held(getattr(self, name), first in self.plain_weights) for name, first in _MATRICES.items())
+        plain = self.plain_weights
+        return tuple(held_as(getattr(self, name)) or ("plain" if first in plain else "") for name, first in _MATRICES.items())
 
     def compiled_inputs(self) -> list[torch.Tensor]:
         """The layer's weights as ``few_rows.layer`` takes them."""
         plain = self.plain_weights
         norms = [self.attention_norm.weight.float(), self.mlp_norm.weight.float()]
         qk_norm = torch.zeros(0) if self.qk_norm is None else self.qk_norm.weight.float()
-        matrices = [t for name, first in _MATRICES.items() for t in _matrix_inputs(getattr(self, name), plain.get(first))]
+        matrices = [
+            t for name, first in _MATRICES.items() for t in (words_of(getattr(self, name)) or [plain[first]])
+        ]  # fmt: skip
         return [*matrices, *norms, qk_norm, *(plain[f"{first}.bias"] for first in _MATRICES.values())]
 
 
 # The linear layers of a decoder layer, and the first of the checkpoint's matrices that are stacked in each.
 _MATRICES = {"qkv": "q_proj", "o": "o_proj", "gate_up": "gate_proj", "down": "down_proj"}
-
-
-def _held(linear: Linear, plain: bool) -> str:
-    if isinstance(linear, Int4Linear):
-        return f"int4:{linear.group_size}" + ("+scaled" if linear.inverse is not None else "")
-    if isinstance(linear, Int8Linear):
-        return "int8" + ("+scaled" if linear.inverse is not None else "")
-    return "plain" if plain else ""
-
-
-def _matrix_inputs(linear: Linear, plain: torch.Tensor | None) -> list[torch.Tensor]:
-    if isinstance(linear, Int4Linear):
-        parts = [linear.halves, linear.scales, linear.minima]
-    elif isinstance(linear, Int8Linear):
-        parts = [linear.codes, linear.scales]
-    elif plain is not None:
-        return [plain]
-    else:
-        raise RuntimeError(f"the compiled layer does not read a {type(linear).__name__}")
-    return parts if linear.inverse is None else [*parts, linear.inverse]
 
 
 class Model:
@@ -232,7 +216,7 @@ class Model:
         tensors: Mapping[str, torch.Tensor],
         device: torch.device | str,
         dtype: torch.dtype,
-        compiled: Callable[[RowShape], CompiledLayer] | None = None,
+        compiled: Callable[[Shape], CompiledLayer] | None = None,
     ) -> None:
         """``tensors``: by Hugging Face name; each is read once. ``dtype``: of the weights and the KV cache.
 
@@ -256,6 +240,7 @@ class Model:
         self.unpacking: Unpacking | None = None  # of layers in few bits
         self.compiled: CompiledLayer | None = None  # for layers in the model's dtype: its own and a drafter's
         self._own_compiled: CompiledLayer | None = None  # for its own layers where they are in few bits
+        self._compiled_head: CompiledLayer | None = None  # where it is in few bits
         self._few_rows: FewRows | None = None
         self._first_rows: dict[int, FewRows] = {}  # by how many layers
         self._make_compiled = compiled
@@ -267,11 +252,16 @@ class Model:
         """Other layers, in place of the model's own, from the next forward pass on. ``unpacking``: theirs where they are in few bits;
         ``head``: another head, None: it stays."""
         if head is not None:
-            self.head = head
+            self.head, self._compiled_head = head, None
+            held = held_as(head)
+            if self._make_compiled is not None and held:
+                self._compiled_head = self._make_compiled(
+                    ProductShape(self.config.vocab_size, self.config.hidden_size, held, torch.get_num_threads())
+                )
         self.layers, self.unpacking, self._first_rows = layers, unpacking, {}
         self._few_rows = self._own_compiled = None
-        held = {layer.held() for layer in layers}
-        if self._make_compiled is not None and len(held) == 1 and "" not in next(iter(held)):
+        ways = {layer.held() for layer in layers}
+        if self._make_compiled is not None and len(ways) == 1 and "" not in next(iter(ways)):
             shape = self._row_shape(layers[0])
             self._own_compiled = None if shape.is_plain else self._make_compiled(shape)
             self._few_rows = self._make_few_rows()
@@ -280,8 +270,12 @@ class Model:
         """The same weights for another thread: nothing that a forward pass writes is shared, and nothing is compiled."""
         other = copy.copy(self)
         other.rope = Rope(self.config, self.device, self.compute_dtype)
-        other.unpacking = other.compiled = other._own_compiled = other._few_rows = None
+        other.unpacking = other.compiled = other._own_compiled = other._few_rows = other._compiled_head = None
         return other
+
+    def wait_compiled(self, timeout: float) -> bool:
+        """Wait for the compilers of what the model's own steps go through, ``timeout`` seconds each; whether all is there."""
+        return all(c.wait(timeout) for c in (self.own_compiled, self._compiled_head) if c is not None)
 
     @property
     def own_compiled(self) -> CompiledLayer | None:
@@ -299,7 +293,7 @@ class Model:
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits [S, vocab_size] in ``compute_dtype``. The tokens' K and V are written into ``kv`` at ``batch.slots``."""
-        return self.head(self._features(batch, kv, batch.sample_rows))
+        return self.logits(self._features(batch, kv, batch.sample_rows))
 
     def takes(self, spans: Sequence[Span], few_rows: FewRows | None = None) -> bool:
         """Whether the compiled layer runs a batch of these spans: its ``span`` is to be set then, and needs no plan.
@@ -319,7 +313,14 @@ class Model:
         """``forward``, and what the head reads (after the final norm) at every row: logits [S, vocab_size], features [T, hidden_size]."""
         features = self._features(batch, kv, None)
         wanted = features if batch.sample_rows is None else features.index_select(0, batch.sample_rows)
-        return self.head(wanted), features
+        return self.logits(wanted), features
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """The head of ``features`` [S, hidden_size]: [S, vocab_size] in ``compute_dtype``."""
+        compiled = None if self._compiled_head is None else self._compiled_head.function(len(features))
+        if compiled is None:
+            return self.head(features)
+        return compiled[1]([features.float(), *words_of(self.head)])[0].to(self.compute_dtype)
 
     def first_layers(self, batch: Batch, kv: KVCache, count: int) -> torch.Tensor:
         """What comes out of layer ``count - 1``, before any norm: [T, hidden_size]. Only the layers before ``count`` run, and

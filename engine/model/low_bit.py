@@ -19,69 +19,16 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from engine.hardware.device import has_native_bf16
 from engine.kernels.lazy import run_on
-from engine.model import kernel_linear, ops_cpu
+from engine.model import kernel_linear, ops_cpu, words
 from engine.model.linear import Linear, LinearBackend
+from engine.model.unpacking import UnpackedCopy, Unpacking
 from engine.quantization.base import QuantizedWeight
 from engine.quantization.int8 import LARGEST, MIDDLE, quantize_activations
 
 Numbers = Callable[[torch.Tensor], None]
 FORMS = ("int4_kernel", "int8_kernel", "int8_integers", "dequantized", "dequant_kernel", "unpacked_at_use")
-# Rows up to which torch's packed products are faster than the other way. Measured: 5 to 8 with AVX512, about 10 with AMX.
-_FEW = 4
-_FEW_NATIVE = 8
 _SMALLEST = torch.finfo(torch.float32).tiny  # a row of zeros is divided by it
-
-
-class Unpacking:
-    """Whether layers keep what they unpacked for steps of many rows. One for all layers of a model.
-
-    A prompt comes once: its layers unpack one after another, and let go. When such steps follow one another (many requests decode), the
-    copies stay, and go when steps have been small for a while.
-    """
-
-    KEEP_AFTER = 3  # steps of many rows one after another
-    DROP_AFTER = 64  # steps of few rows one after another
-
-    def __init__(self, few: int) -> None:
-        self.few = few
-        self.keep = False
-        self._streak = 0  # > 0: steps of many rows, < 0: of few
-
-    def step(self, rows: int) -> None:
-        """A forward pass of ``rows`` rows begins."""
-        if rows > self.few:
-            self._streak = max(self._streak, 0) + 1
-            self.keep = self.keep or self._streak >= self.KEEP_AFTER
-        else:
-            self._streak = min(self._streak, 0) - 1
-            self.keep = self.keep and self._streak > -self.DROP_AFTER
-
-
-class _Copy:
-    """The unpacked copy of one weight, while ``Unpacking`` wants it kept."""
-
-    def __init__(self, unpacking: Unpacking, backend: LinearBackend) -> None:
-        self.unpacking, self.backend = unpacking, backend
-        self._linear: Linear | None = None
-
-    def kept(self, unpacked: Callable[[], torch.Tensor], bias: torch.Tensor | None) -> Linear | None:
-        """For a product of many rows; None: it is not to be kept, or no longer."""
-        if not self.unpacking.keep:
-            self._linear = None
-            return None
-        linear = self._linear  # once: a study in another thread may let it go
-        if linear is None:
-            linear = self._linear = self.backend.pack(unpacked(), bias)
-        return linear
-
-    def nbytes(self, shape: tuple[int, int]) -> int:
-        return 0 if self._linear is None else shape[0] * shape[1] * self.backend.dtype.itemsize
-
-
-def create_unpacking(device: torch.device) -> Unpacking:
-    return Unpacking(_FEW_NATIVE if has_native_bf16(device) else _FEW)
 
 
 class LowBitLinear(Linear):
@@ -112,20 +59,21 @@ class Int4Linear(LowBitLinear):
         self.backend, self.unpacking = backend, unpacking
         self.bias = None if bias is None else backend.tensor(bias)
         self.group_size = int4_group(quantized)
-        codes, (self.scales, exact) = quantized.unpacked(), _per_group(quantized, self.group_size)
+        codes, (scales, exact) = quantized.unpacked(), _per_group(quantized, self.group_size)
         # 16 bits hold the minimum of a grid of our own. With a zero point it is a product, and rounding it would be an error that the
         # many terms of a sum share: where nothing else is rounded, it is held as it is.
-        self.minima = exact.half()
-        self._exact_minima = None if torch.equal(self.minima.float(), exact) else exact
+        minima = exact.half()
+        self._exact_minima = None if torch.equal(minima.float(), exact) else exact
         self.shape = quantized.shape
         self.packed = ops_cpu.pack_int4(codes)
-        table = torch.stack((self.scales.float(), self.minima.float() + 8 * self.scales.float()), -1)
+        table = torch.stack((scales.float(), minima.float() + 8 * scales.float()), -1)
         self.table = table.transpose(0, 1).to(torch.bfloat16).contiguous()  # [G, N, 2]
-        self.halves = _halves(codes, self.group_size)  # uint8 [N, K / 2]: what the compiled layer and unpacking read
+        # What the compiled layer and unpacking read.
+        self.words, self.grids = words.pack_int4(codes, self.group_size), words.pack_grids(scales, minima)
         self.inverse = _inverse(quantized)
-        self.copy = _Copy(unpacking, backend)
+        self.copy = UnpackedCopy(unpacking, backend)
         self.nbytes = _nbytes(self.packed, self.table)
-        self.other_nbytes = _nbytes(self.halves, self.scales, self.minima)
+        self.other_nbytes = _nbytes(self.words, self.grids)
         if self._exact_minima is not None:
             self.other_nbytes += _nbytes(self._exact_minima)
 
@@ -144,10 +92,11 @@ class Int4Linear(LowBitLinear):
     def unpacked(self) -> torch.Tensor:
         """The weight as it is multiplied (``input_scales`` not divided out), float32 [N, K]."""
         rows, columns = self.shape
-        half = self.halves.view(rows, -1, 1, self.group_size // 2)
-        codes = torch.cat((half & 15, half >> 4), 2).view(rows, -1, self.group_size)
-        minima = self.minima.float() if self._exact_minima is None else self._exact_minima
-        return torch.addcmul(minima[..., None], codes.float(), self.scales.float()[..., None]).view(rows, columns)
+        codes = words.unpack_int4(self.words, self.group_size)
+        scales, minima = words.unpack_grids(self.grids)
+        if self._exact_minima is not None:
+            minima = self._exact_minima
+        return torch.addcmul(minima[..., None], codes.float(), scales[..., None]).view(rows, columns)
 
     @property
     def copy_nbytes(self) -> int:
@@ -167,7 +116,7 @@ class Int8Linear(LowBitLinear):
         self.codes, self.scales = _signed(quantized)  # int8 [N, K], float32 [N]
         self.inverse = _inverse(quantized)
         self.ones = torch.ones(len(self.scales), dtype=torch.bfloat16)
-        self.copy = _Copy(unpacking, backend)
+        self.copy = UnpackedCopy(unpacking, backend)
         self.shape = quantized.shape
         self.nbytes = _nbytes(self.codes, self.scales)
 
@@ -309,6 +258,28 @@ def pack_quantized(
     return DequantizedLinear(quantized, bias, backend, also)
 
 
+def held_as(linear: Linear) -> str:
+    """How a compiled product reads its weight, as ``few_rows.weight_kind`` has it; "" where none reads it."""
+    if isinstance(linear, Int4Linear):
+        kind = f"int4:{linear.group_size}"
+    elif isinstance(linear, Int8Linear) and linear.shape[1] % 4 == 0:  # four codes are a word
+        kind = "int8"
+    else:
+        return ""
+    return kind if linear.inverse is None else f"{kind}+scaled"
+
+
+def words_of(linear: Linear) -> list[torch.Tensor]:
+    """What a compiled product then takes; empty where none reads the weight."""
+    if isinstance(linear, Int4Linear):
+        parts = [linear.words, linear.grids]
+    elif isinstance(linear, Int8Linear) and held_as(linear):
+        parts = [words.as_words(linear.codes), linear.scales]
+    else:
+        return []
+    return parts if linear.inverse is None else [*parts, linear.inverse]
+
+
 def int4_group(quantized: QuantizedWeight) -> int:
     """The group size under which torch's 4-bit kernel can run the weight: the largest it knows that every group is a multiple of. 0: none."""
     rows, columns = quantized.shape
@@ -341,13 +312,6 @@ def _per_group(quantized: QuantizedWeight, group_size: int) -> tuple[torch.Tenso
     repeats = (quantized.group_size or columns) // group_size
     of_runs = [t.repeat_interleave(repeats, 1)[:, :count].expand(rows, -1).contiguous() for t in (scales.half(), minima.float())]
     return of_runs[0], of_runs[1]
-
-
-def _halves(codes: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Codes [N, K] -> uint8 [N, K / 2]: of each group the first half in the low bits, the second half in the high ones, so that
-    neighbouring bytes hold neighbouring columns."""
-    grouped = codes.view(codes.shape[0], -1, 2, group_size // 2)
-    return (grouped[:, :, 0] | (grouped[:, :, 1] << 4)).reshape(codes.shape[0], -1)
 
 
 def _signed(quantized: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,8 @@ import torch
 
 from engine.model.linear import Linear
 from engine.model.llama import Layer, Model
-from engine.model.low_bit import LowBitLinear, Unpacking, create_unpacking, pack_quantized
+from engine.model.low_bit import LowBitLinear, pack_quantized
+from engine.model.unpacking import Unpacking, create_unpacking
 from engine.quantization import methods
 from engine.quantization.base import Calibration, QuantizedWeight
 from engine.quantization.stacking import concatenate

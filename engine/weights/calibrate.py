@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from engine.model.linear import Linear
 from engine.model.llama import Layer, Model
-from engine.model.low_bit import create_unpacking
+from engine.model.unpacking import create_unpacking
 from engine.quantization.base import Calibration, QuantizedWeight
 from engine.quantization.calibration import Collector
 from engine.weights.build import Built, Cancelled, Progress, Source, build_head, build_layer

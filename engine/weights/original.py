@@ -6,7 +6,8 @@ import torch
 
 from engine.model.linear import Linear
 from engine.model.llama import Layer, Model
-from engine.model.low_bit import Int4Linear, Int8Linear, IntegerLinear, RoundedInputLinear, UnpackedAtUse, create_unpacking
+from engine.model.low_bit import Int4Linear, Int8Linear, IntegerLinear, RoundedInputLinear, UnpackedAtUse
+from engine.model.unpacking import create_unpacking
 from engine.quantization.quality.texts import calibration_tokens
 from engine.weights.build import Built, Source, build_layer
 from engine.weights.calibrate import Flow

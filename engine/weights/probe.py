@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.events.quantization import TokenShift
 from engine.kvcache.layout import KVCache
 from engine.model.llama import Model
-from engine.model.low_bit import create_unpacking
+from engine.model.unpacking import create_unpacking
 from engine.quantization.base import QuantizedWeight
 from engine.quantization.quality.divergence import kl_divergence, nucleus_change
 from engine.quantization.quality.texts import prose

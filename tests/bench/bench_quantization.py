@@ -95,9 +95,7 @@ def knobs(spec: str) -> dict[str, Any]:
 
 
 def wait_compiled(engine: Engine) -> None:
-    compiled = engine.parts.model.own_compiled
-    if compiled is not None:
-        compiled.wait(600)
+    engine.parts.model.wait_compiled(600)
 
 
 def speeds(engine: Engine, methods: list[str], arguments: argparse.Namespace) -> None:

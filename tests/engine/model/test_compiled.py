@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.model import compiled as compiled_module
-from engine.model.compiled import ROWS, CompiledLayer, compile_to, unfit
-from engine.model.few_rows import RowShape, layer
+from engine.model.compiled import CompiledLayer, compile_to, unfit
+from engine.model.few_rows import ROWS, ProductShape, RowShape, layer
 
 SHAPE = RowShape(64, 4, 2, 16, 96, 1e-5, True, (True, False, True, True), "float16", "float32", 2)
 needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
@@ -118,3 +118,16 @@ def test_which_models_it_is_for(default_engine) -> None:
     assert "too small" in unfit(dataclasses.replace(config, num_layers=1), cpu, torch.bfloat16)
     assert "too small" in unfit(dataclasses.replace(config, intermediate_size=8, num_layers=2), cpu, torch.bfloat16)
     assert "memory" in unfit(dataclasses.replace(config, intermediate_size=1 << 24), cpu, torch.bfloat16)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("held", ["int8", "int4:32+scaled"])
+def test_a_head_in_few_bits_is_compiled_for_one_row(held: str, tmp_path: Path) -> None:
+    shape = ProductShape(64, 96, held, 2)
+    made = CompiledLayer(shape, tmp_path)
+    assert made.wait(600) and made.function(2) is None
+    size, function = made.function(1)
+    inputs = shape.examples(1, 0)
+    torch.testing.assert_close(function(list(inputs))[0], shape.run(1, *inputs)[0], atol=1e-5, rtol=1e-4)
+    assert size == 1

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine.model import few_rows, low_bit, ops_cpu
+from engine.model import few_rows, low_bit, ops_cpu, words
 from engine.model.linear import create_linear_backend
-from engine.model.low_bit import UnpackedAtUse, Unpacking, int4_group, pack_quantized
+from engine.model.low_bit import UnpackedAtUse, int4_group, pack_quantized
+from engine.model.unpacking import Unpacking
 from engine.quantization.awq import quantize_awq
 from engine.quantization.calibration import Collector
 from engine.quantization.int8 import matmul_w8a8, quantize_activations, quantize_int8, quantize_int8_w8a8
@@ -96,6 +99,8 @@ def test_on_another_device_the_codes_are_unpacked_at_each_use(name):
 @pytest.mark.parametrize("static", [None, 0.02])
 @pytest.mark.parametrize("here", [True, False])
 def test_w8a8_is_the_product_of_integers(smooth, static, here, monkeypatch):
+    if here and not ops_cpu.integer_product_works():
+        pytest.skip("no product of integers on this CPU")
     monkeypatch.setattr(low_bit.ops_cpu, "integer_product_works", lambda: here)
     quantized = quantize_int8_w8a8(weight(), static, smooth)
     linear = pack_quantized(quantized, None, BACKEND, Unpacking(4))
@@ -177,15 +182,39 @@ def test_what_is_compiled_multiplies_the_same(held, name, rows):
     """``few_rows.multiply`` as the compiler gets it."""
     quantized = WAYS[name][0]()
     linear = pack_quantized(quantized, None, BACKEND, Unpacking(4))
-    parts = [linear.codes, linear.scales] if held == "int8" else [linear.halves, linear.scales, linear.minima]
-    if held.endswith("scaled"):
-        assert linear.inverse is not None
-        parts.append(linear.inverse)
+    assert low_bit.held_as(linear) == held
+    parts = low_bit.words_of(linear)
     assert len(parts) == few_rows.weight_inputs(held)
     x = seeded(rows, COLUMNS, seed=rows)
-    assert off(few_rows.multiply(held, parts, x, rows), x, quantized.dequantize()) < 5e-4
+    factors = few_rows.factor(held, parts, x)
+    assert off(few_rows.multiply(held, parts, factors, rows), x, quantized.dequantize()) < 5e-4
+
+
+def test_every_code_comes_out_of_its_place_in_a_word():
+    """Exactly: one code at a time, whose column alone is not 0."""
+    codes = torch.arange(16, dtype=torch.uint8).repeat(ROWS, 4).view(ROWS, 64)  # two groups of 32, each code in every place
+    codes = torch.stack([row.roll(n) for n, row in enumerate(codes)])
+    ones = torch.ones(ROWS, 2, dtype=torch.float16)
+    parts = [words.pack_int4(codes, 32), words.pack_grids(ones, ones * 0)]
+    assert torch.equal(words.unpack_int4(parts[0], 32).view_as(codes), codes)
+    for column in range(64):
+        x = torch.zeros(1, 64)
+        x[0, column] = 3.0
+        got = few_rows.multiply("int4:32", parts, few_rows.factor("int4:32", parts, x), 1)
+        assert torch.equal(got[0], 3 * codes[:, column].float())
+    signed = torch.arange(-127, 129, dtype=torch.int16).clamp_max(127).to(torch.int8).view(1, -1)
+    parts = [signed.view(torch.float32), torch.ones(1)]
+    for column in range(256):
+        x = torch.nn.functional.one_hot(torch.tensor([column]), 256).float()
+        assert few_rows.multiply("int8", parts, few_rows.factor("int8", parts, x), 1) == float(signed[0, column])
+
+
+@given(st.floats(-65504, 65504, width=16))
+def test_a_float16_is_read_from_its_bits(value):
+    pair = torch.tensor([value, -value], dtype=torch.float16).view(torch.int32)
+    assert [words.half(pair), words.half(pair >> 16)] == [value, -value]
 
 
 def test_words_of_how_a_matrix_is_held():
     assert few_rows.weight_kind("int4:64+scaled") == ("int4", 64, True) and few_rows.weight_kind("plain") == ("plain", 0, False)
-    assert [few_rows.weight_inputs(h) for h in ("plain", "int8", "int8+scaled", "int4:32", "int4:32+scaled")] == [1, 2, 3, 3, 4]
+    assert [few_rows.weight_inputs(h) for h in ("plain", "int8", "int8+scaled", "int4:32", "int4:32+scaled")] == [1, 2, 3, 2, 3]

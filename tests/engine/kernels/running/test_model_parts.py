@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from engine.model import fused, kernel_linear
 from engine.model.linear import create_linear_backend
-from engine.model.low_bit import KernelLinear, create_unpacking, pack_quantized
+from engine.model.low_bit import KernelLinear, pack_quantized
+from engine.model.unpacking import create_unpacking
 from engine.quantization.base import QuantizedWeight
 from engine.quantization.methods import quantize
 
