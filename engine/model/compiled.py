@@ -5,7 +5,8 @@ priority; what it made is kept in the cache and loads in milliseconds. Until the
 result does not agree with plain torch, the engine goes on as it does for any number of rows.
 
 There is a function for a single row (a decode) and for some numbers of rows (a draft that is verified): a number between is
-filled up to the next. A head in few bits has one of its own, for a single row. They read weights as they are, while products of many rows want them packed: both are held. See ``unfit`` for when not.
+filled up to the next. A head in few bits has one of its own, for a single row. They read weights as they are, while products of
+many rows want them packed: both are held. See ``unfit`` for when not.
 """
 
 import contextlib
