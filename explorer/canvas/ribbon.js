@@ -105,8 +105,6 @@ function render({ model, el }) {
     return [...made, chip];
   }
 
-  const same = (a, b) => a[0] === b[0] && a[1] === b[1] && a[2] === b[2] && a[5].length === b[5].length;
-
   function draw() {
     const data = model.get("data");
     tip.style.display = "none";
@@ -117,7 +115,7 @@ function render({ model, el }) {
     }
     if (!drawn) frame();
     // What stays as it was keeps its elements: a click on one, begun before, still counts.
-    const kept = drawn && drawn.id === data.id && drawn.dropped === data.dropped ? alike(drawn.pieces, data.pieces, same) : 0;
+    const kept = drawn && drawn.id === data.id && drawn.dropped === data.dropped ? alike(drawn.pieces, data.pieces) : 0;
     const last = kept ? data.pieces[kept - 1][0] : -1;
     const follow = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
     key(data.counts);

@@ -92,8 +92,7 @@ function render({ model, el }) {
     }
     if (!drawn) frame();
     // What stays as it was keeps its element: a click on it, begun before, still counts. (The newest text may change: half a character.)
-    const kept = drawn && drawn.id === data.id && drawn.dropped === data.dropped
-      ? alike(drawn.tokens, data.tokens, (a, b) => a[0] === b[0] && a[1] === b[1]) : 0;
+    const kept = drawn && drawn.id === data.id && drawn.dropped === data.dropped ? alike(drawn.tokens, data.tokens) : 0;
     const follow = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
     prompt.textContent = data.prompt;
     inherited.textContent = data.inherited;
