@@ -4,6 +4,7 @@ Who asks gets what is known, and asks again later. What nobody asks for any more
 """
 
 import atexit
+import contextlib
 import json
 import os
 import subprocess
@@ -167,7 +168,8 @@ class Lab:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(OSError):  # what it was to be told and never read
+                        pipe.close()
 
 
 INTERPRETER, COMPILER = Lab("interpret"), Lab("compile")

@@ -240,12 +240,16 @@ def test_ctrl_c_waits_for_the_end_of_the_step(monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         return run(scheduled)
 
-    with monkeypatch.context() as m:
-        m.setattr(engine.runner, "run", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            engine.step()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with monkeypatch.context() as m:
+            m.setattr(engine.runner, "run", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                engine.step()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     checked.check()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     tokens = []
     while engine.has_unfinished():
         tokens += [t for o in checked.step() for t in o.new_token_ids]

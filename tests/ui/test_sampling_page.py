@@ -118,9 +118,12 @@ def test_a_slider_changes_the_bars_and_greys_what_is_removed(page: Page, samplin
 def test_an_alternative_becomes_a_branch_and_the_tree_can_be_walked(page: Page, sampling_app: str) -> None:
     visit(page, sampling_app)
     source = stage(page, "Top-k 10, sharp and flat")
-    tokens(page, 24).nth(6).click()
+    chip = tokens(page, 24).nth(6)
+    chip.click()
     expect(page).to_have_url(re.compile(r"token=\d+"))
     position = int(re.search(r"token=(\d+)", page.url)[1])  # type: ignore[index]
+    chosen = (chip.text_content() or "").replace(" ", "·").replace("\n", "")
+    expect(page.locator(".ct-strip .others > span b")).to_have_text(chosen)  # the alternatives are this token's by now
     alternative = page.locator(".ct-strip .others button").first
     text = alternative.locator("b").inner_text()
     alternative.click()

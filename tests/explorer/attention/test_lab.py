@@ -105,6 +105,18 @@ def test_a_process_that_ends_is_an_error_and_the_next_job_gets_another(echo: Ech
     assert wait(echo, "ann", Shape(seq_len=64)) == {"tokens": 64} and echo.begun == 2
 
 
+def test_a_process_that_ended_before_it_could_be_told_is_an_error_like_any_other(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as m:
+        gone = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        gone.wait()
+        echo._process = gone
+        m.setattr(gone, "poll", lambda: None)  # it ends between the look and the telling
+        assert "ended (0)" in wait(echo, "ann", Shape(seq_len=128))["error"]
+    assert wait(echo, "ann", Shape(seq_len=64)) == {"tokens": 64} and echo.begun == 1
+
+
 def test_without_triton_the_answer_says_so(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
     monkeypatch.setattr(lab, "triton_version", lambda: None)
     answer = echo.ask("ann", Shape())
