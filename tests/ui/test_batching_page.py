@@ -64,6 +64,7 @@ def test_a_scene_fills_the_slots_and_the_measures(page: Page, batching_app: str)
     expect(page.get_by_role("button", name="Restore the knobs")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_two_schedulers_stand_on_one_axis_and_a_phone_shows_them(page: Page, batching_app: str) -> None:
     visit(page, batching_app, tab="compare")
     page.get_by_role("button", name="Run both").click()

@@ -26,6 +26,7 @@ def visit(page: Page, url: str, tab: str, more: str = "") -> None:
     expect(page.get_by_role("status").first).to_have_text("Running")
 
 
+@pytest.mark.long
 def test_bursts_are_measured_then_asked_what_if_and_run_with_that(page: Page, tabs_app: str) -> None:
     visit(page, tabs_app, "sweep")
     expect(page.get_by_text("Nothing has decoded yet")).to_be_visible()

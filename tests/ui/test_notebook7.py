@@ -8,7 +8,7 @@ import pytest
 from tests.ui import test_lab
 from tests.ui.lab import Notebook, notebook_in
 
-pytestmark = [pytest.mark.ui, pytest.mark.slow]
+pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.long]
 nothing_wrong = test_lab.nothing_wrong
 
 

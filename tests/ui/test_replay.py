@@ -125,6 +125,7 @@ def test_everything_can_be_taken_out(page: Page, app: str, tmp_path: Path) -> No
     assert picture[:8] == b"\x89PNG\r\n\x1a\n" and width > 600 and height > 600 and len(picture) > 30_000
 
 
+@pytest.mark.long
 def test_the_run_as_one_html_file(page: Page, app: str, tmp_path: Path, well_behaved: list[str]) -> None:
     open_run(page, app, "?run=shared-prefix&step=30")
     whole, one = (taken(page, label, tmp_path) for label in ("The whole run as HTML", "This page as HTML"))

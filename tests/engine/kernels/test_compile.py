@@ -133,7 +133,9 @@ def bare(ptx: str) -> str:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("options", [{}, {"window": 100, "block_size": 0}], ids=["paged", "window"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"window": 100, "block_size": 0}, marks=pytest.mark.long)], ids=["paged", "window"]
+)
 def test_tracing_that_is_off_is_not_there(arch: int, options: dict, tmp_path) -> None:
     tree = WithoutTracing().visit(ast.parse(inspect.getsource(flash)))
     text = ast.unparse(ast.fix_missing_locations(tree))

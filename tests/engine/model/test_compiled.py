@@ -12,6 +12,7 @@ from engine.model.compiled import CompiledLayer, compile_to, unfit
 from engine.model.few_rows import ROWS, ProductShape, RowShape, layer
 
 SHAPE = RowShape(64, 4, 2, 16, 96, 1e-5, True, (True, False, True, True), "float16", "float32", 2)
+FEW_BITS = dataclasses.replace(SHAPE, weights=("int8", "int4:32", "int4:64+scaled", "plain"))
 needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 
 
@@ -21,10 +22,13 @@ def paths(shape: RowShape, directory: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the function for SHAPE in it."""
-    directory = tmp_path_factory.mktemp("compiled")
-    (directory / f"layer-{compiled_module._key(SHAPE)}.work-killed").mkdir()  # of a compiler that was killed
-    made = CompiledLayer(SHAPE, directory)
+    """A directory with the function for FEW_BITS in it."""
+    return made_in(FEW_BITS, tmp_path_factory.mktemp("compiled"))
+
+
+def made_in(shape: RowShape, directory: Path) -> Path:
+    (directory / f"layer-{compiled_module._key(shape)}.work-killed").mkdir()  # of a compiler that was killed
+    made = CompiledLayer(shape, directory)
     assert made.state == "compiling" and made.function(1) is None
     assert made.wait(600) and made.state == "compiled"
     return directory
@@ -32,33 +36,47 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_compiler
 @pytest.mark.slow
-def test_compiled_it_gives_the_same(compiled: Path) -> None:
-    made = CompiledLayer(SHAPE, compiled)  # loaded, not compiled again
+@pytest.mark.long
+def test_compiled_it_gives_the_same(tmp_path: Path) -> None:
+    check(SHAPE, made_in(SHAPE, tmp_path), [1, 2, 3, 5, 5, 8, 8, 8, None])
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_in_few_bits_it_gives_the_same(compiled: Path) -> None:
+    check(FEW_BITS, compiled, [1, *[None] * 8])
+
+
+def check(shape: RowShape, compiled: Path, sizes: list[int | None]) -> None:
+    """``sizes``: of the functions that 1 to 9 rows go through."""
+    made = CompiledLayer(shape, compiled)  # loaded, not compiled again
     assert made.state == "compiled"
-    sizes = [found and found[0] for found in map(made.function, range(1, 10))]
-    assert sizes == [1, 2, 3, 5, 5, 8, 8, 8, None]
-    for rows in ROWS:
+    assert [found and found[0] for found in map(made.function, range(1, 10))] == sizes
+    for rows in shape.row_counts:
         size, function = made.function(rows)
         assert size == rows
         for length in (2, 3, 15, 16, 17, 300):
             torch.manual_seed(length)
-            inputs = SHAPE.examples(rows, length)
+            inputs = shape.examples(rows, length)
             if rows > 1:
                 inputs[5][0, : length // 2] = float("-inf")  # as with a sliding window
             fresh = inputs[4].clone()
             got = function(list(inputs))[0]
-            want = layer(SHAPE, rows, *inputs[:4], fresh, *inputs[5:])[0]
+            want = layer(shape, rows, *inputs[:4], fresh, *inputs[5:])[0]
             torch.testing.assert_close(got, want, atol=2e-3, rtol=2e-3)
             torch.testing.assert_close(inputs[4], fresh, atol=2e-3, rtol=2e-3)
             assert fresh.any()
-    assert sorted(p.suffix for p in compiled.iterdir()) == [".lock", *[".pt2"] * len(ROWS)]  # the compiler's own files are gone
+    assert sorted(p.suffix for p in compiled.iterdir()) == [
+        ".lock",
+        *[".pt2"] * len(shape.row_counts),
+    ]  # the compiler's own files are gone
 
 
 @needs_compiler
 @pytest.mark.slow
 def test_a_file_that_computes_something_else_is_not_used(compiled: Path, tmp_path: Path, caplog) -> None:
-    other = dataclasses.replace(SHAPE, eps=0.5)
-    for source, copy in zip(paths(SHAPE, compiled), paths(other, tmp_path), strict=True):
+    other = dataclasses.replace(FEW_BITS, eps=0.5)
+    for source, copy in zip(paths(FEW_BITS, compiled), paths(other, tmp_path), strict=True):
         copy.write_bytes(source.read_bytes())
     made = CompiledLayer(other, tmp_path)
     assert made.function(1) is None and "differ" in made.state and not paths(other, tmp_path)[0].exists()
@@ -122,7 +140,7 @@ def test_which_models_it_is_for(default_engine) -> None:
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("held", ["int8", "int4:32+scaled"])
+@pytest.mark.parametrize("held", [pytest.param("int8", marks=pytest.mark.long), "int4:32+scaled"])
 def test_a_head_in_few_bits_is_compiled_for_one_row(held: str, tmp_path: Path) -> None:
     shape = ProductShape(64, 96, held, 2)
     made = CompiledLayer(shape, tmp_path)

@@ -37,6 +37,7 @@ def _kernels_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
 
 
+@pytest.mark.long
 def test_a_notebook_drives_a_view_while_the_engine_runs(tmp_path: Path) -> None:
     cells = [
         SETUP,
