@@ -64,7 +64,7 @@ def specs() -> dict[str, CompileSpec]:
 SPECS = specs()
 
 
-@pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.long), 90, 100])
+@pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.long), 90, pytest.param(100, marks=pytest.mark.long)])
 def test_every_kernel_compiles(arch: int) -> None:
     for name, spec in SPECS.items():
         made = compile_spec(spec, arch)
