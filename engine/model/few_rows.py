@@ -26,6 +26,7 @@ from engine.attention.base import Span, contiguous, first_key, hidden_keys
 from engine.hardware.device import TORCH_DTYPES
 from engine.kvcache.layout import KVCache
 from engine.model.words import LANES, as_words, half
+from engine.quantization.int8 import LARGEST
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]  # ``layer`` of some shape and number of rows
 
@@ -91,7 +92,7 @@ class RowShape:
         return [*weights, torch.ones(size), torch.ones(size), qk, *biases]
 
     def _examples_of(self, held: str, rows: int, columns: int) -> list[torch.Tensor]:
-        if held == "plain":
+        if weight_kind(held)[0] == "plain":
             return [torch.randn(rows, columns).mul_(0.02).to(TORCH_DTYPES[self.dtype])]
         return low_bit_examples(held, rows, columns)
 
@@ -138,11 +139,12 @@ def weight_kind(held: str) -> tuple[str, int, bool]:
     """("plain" | "int8" | "int4", group size or 0, whether the input is scaled first) of "int4:32+scaled" and the like.
 
     What the layer then takes of a matrix [N, K]: plain: the matrix. int8: words of its codes, scales float32 [N]. int4: words of its
-    codes, words of its grids. Scaled: a factor for each column behind it, float32 [K]. For words see ``engine.model.words``.
+    codes, words of its grids. Scaled: a factor for each column behind it, float32 [K]. For words see ``engine.model.words``. "plain+rounded":
+    the input is rounded to 8 bits, a scale for each row.
     """
-    name, _, scaled = held.partition("+")
+    name, *more = held.split("+")
     kind, _, group = name.partition(":")
-    return kind, int(group or 0), bool(scaled)
+    return kind, int(group or 0), "scaled" in more
 
 
 def weight_inputs(held: str) -> int:
@@ -199,6 +201,9 @@ def factor(held: str, parts: Sequence[torch.Tensor], of: torch.Tensor) -> list[t
     kind, group, scaled = weight_kind(held)
     if scaled:
         of = of * parts[weight_inputs(held) - 1]
+    if held == "plain+rounded":
+        steps = of.abs().amax(-1, keepdim=True) / LARGEST
+        of = (of / steps.clamp_min(torch.finfo(torch.float32).tiny)).round() * steps
     if kind == "plain":
         return [of]
     if kind == "int8":

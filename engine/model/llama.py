@@ -254,7 +254,7 @@ class Model:
         if head is not None:
             self.head, self._compiled_head = head, None
             held = held_as(head)
-            if self._make_compiled is not None and held:
+            if self._make_compiled is not None and words_of(head):
                 self._compiled_head = self._make_compiled(
                     ProductShape(self.config.vocab_size, self.config.hidden_size, held, torch.get_num_threads())
                 )

@@ -78,10 +78,22 @@ def values(codes: torch.Tensor, levels: str, bits: int, zero_points: torch.Tenso
         return level.sub_(zero.to(torch.float32))
     if levels not in NAMES:
         raise ValueError(f"levels are one of {', '.join(NAMES)}, got {levels!r}")
-    table, width = (NF4, 4) if levels == "nf4" else (FP8_E4M3, 8)
+    width = 4 if levels == "nf4" else 8
     if bits != width:
         raise ValueError(f"{levels} has codes of {width} bits, got {bits!r}")
     if zero_points is not None:
         raise ValueError(f"{levels} has no zero points: its codes stand for the levels of a table")
+    if levels == "fp8_e4m3":
+        return _fp8_values(codes)
     # int32 indices: half of what is written and read with int64.
-    return table.to(codes.device).index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
+    return NF4.to(codes.device).index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
+
+
+def _fp8_values(codes: torch.Tensor) -> torch.Tensor:
+    """By their bits, which is several times faster than a look-up: a float16 has the same sign and mantissa, and 8 more between
+    its exponents and theirs. What would be 480 is NaN."""
+    bits = (codes.view(torch.int8).to(torch.int16) << 7) & ~0x4000  # the sign is spread over two bits: the lower one goes
+    found = bits.view(torch.float16).float().mul_(256.0)
+    if codes.numel() and int((codes & 0x7F).amax()) == 0x7F:
+        found.masked_fill_(found.abs() == 480.0, torch.nan)
+    return found

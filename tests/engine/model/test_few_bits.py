@@ -136,6 +136,13 @@ def test_rounding_activations_in_fewer_operations_gives_the_same_numbers():
     assert torch.equal(integers.rounded(torch.zeros(2, COLUMNS)), torch.zeros(2, ROWS))
 
 
+@pytest.mark.parametrize("scale", [None, 0.02])
+def test_rounding_activations_as_floats_gives_the_same_numbers(scale):
+    x = torch.cat((seeded(30, COLUMNS), 1e-30 * seeded(2, COLUMNS), torch.zeros(1, COLUMNS), torch.full((1, COLUMNS), 0.5)))
+    codes, scales = quantize_activations(x, scale)
+    assert torch.equal(low_bit._rounded(x, scale), codes.float() * scales)
+
+
 @pytest.mark.parametrize("name", ["int4 32", "int8"])
 def test_what_was_unpacked_is_kept_while_many_rows_come_and_let_go_afterwards(name):
     unpacking = Unpacking(4)
@@ -188,6 +195,20 @@ def test_what_is_compiled_multiplies_the_same(held, name, rows):
     x = seeded(rows, COLUMNS, seed=rows)
     factors = few_rows.factor(held, parts, x)
     assert off(few_rows.multiply(held, parts, factors, rows), x, quantized.dequantize()) < 5e-4
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_is_compiled_rounds_its_input_the_same(rows, monkeypatch):
+    monkeypatch.setattr(low_bit.ops_cpu, "integer_product_works", lambda: False)
+    numbers = []
+    linear = pack_quantized(quantize_int8_w8a8(weight()), None, BACKEND, Unpacking(4), numbers.append)
+    held = low_bit.held_as(linear)
+    assert held == "plain+rounded" and few_rows.weight_inputs(held) == len(numbers) == 1
+    x = torch.cat((seeded(rows, COLUMNS), torch.zeros(1, COLUMNS)))
+    got = few_rows.multiply(held, numbers, few_rows.factor(held, numbers, x), rows + 1)
+    assert torch.allclose(got, linear(x), rtol=1e-5, atol=1e-5) and not got[-1].any()
+    for other in (quantize_int8_w8a8(weight(), 0.02), quantize_int8_w8a8(weight(), None, torch.full((COLUMNS,), 2.0))):
+        assert low_bit.held_as(pack_quantized(other, None, BACKEND, Unpacking(4))) == ""
 
 
 def test_every_code_comes_out_of_its_place_in_a_word():
