@@ -33,6 +33,7 @@ Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]  # ``layer`` o
 MIN_CONTEXT = 2  # a length of 0 or 1 would be compiled as a constant
 ROWS = (1, 5, 8, 2, 3)  # that there is a function for, the most wanted first; 5: the last token and K = 4 drafted ones
 LOW_BIT_ROWS = (1,)  # the same, for weights in few bits
+PLAIN = ("plain",) * 4  # how qkv, o, gate_up, down are held; see ``weight_kind``
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,13 @@ class RowShape:
     dtype: str  # of the weights and of stored K and V
     compute_dtype: str  # of cos and sin
     threads: int  # that share the work; compiled for one it would never use more
-    weights: tuple[str, ...] = ("plain",) * 4  # how qkv, o, gate_up, down are held; see ``weight_inputs``
+    weights: tuple[str, ...] = PLAIN
 
     overwritten: ClassVar[int | None] = 4  # which of the inputs
 
     @property
     def is_plain(self) -> bool:
-        return self.weights == ("plain",) * 4
+        return self.weights == PLAIN
 
     @property
     def row_counts(self) -> tuple[int, ...]:

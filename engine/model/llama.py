@@ -19,7 +19,7 @@ from engine.kvcache.layout import KVCache
 from engine.model import fused
 from engine.model.compiled import CompiledLayer, Shape
 from engine.model.config import ModelConfig, rope_frequencies
-from engine.model.few_rows import FewRows, ProductShape, RowShape
+from engine.model.few_rows import PLAIN, FewRows, ProductShape, RowShape
 from engine.model.linear import Linear, LinearBackend, create_linear_backend
 from engine.model.low_bit import held_as, words_of
 from engine.model.unpacking import Unpacking
@@ -192,15 +192,27 @@ class Layer:
         plain = self.plain_weights
         return tuple(held_as(getattr(self, name)) or ("plain" if first in plain else "") for name, first in _MATRICES.items())
 
-    def compiled_inputs(self) -> list[torch.Tensor]:
-        """The layer's weights as ``few_rows.layer`` takes them."""
+    def compiled_inputs(self, held: Sequence[str] = PLAIN) -> list[torch.Tensor]:
+        """The layer's weights as ``few_rows.layer`` takes them where its matrices are held so (``common``)."""
         plain = self.plain_weights
         norms = [self.attention_norm.weight.float(), self.mlp_norm.weight.float()]
         qk_norm = torch.zeros(0) if self.qk_norm is None else self.qk_norm.weight.float()
-        matrices = [
-            t for name, first in _MATRICES.items() for t in (words_of(getattr(self, name)) or [plain[first]])
-        ]  # fmt: skip
+        matrices = []
+        for (name, first), how in zip(_MATRICES.items(), held, strict=True):
+            linear = getattr(self, name)
+            matrices += words_of(linear, scaled=how.endswith("+scaled")) or [plain[first]]
         return [*matrices, *norms, qk_norm, *(plain[f"{first}.bias"] for first in _MATRICES.values())]
+
+
+def common(layers: Sequence[Layer]) -> tuple[str, ...]:
+    """How the matrices of all of them are held; () where they differ, or one is not read by the compiled layer. Some matrices may be
+    scaled in some layers (AWQ scales only where that helps): then they count as scaled in all, by 1."""
+    found = []
+    for which in zip(*(layer.held() for layer in layers), strict=True):
+        if len({how.removesuffix("+scaled") for how in which}) > 1 or "" in which:
+            return ()
+        found.append(max(which, key=len))
+    return tuple(found)
 
 
 # The linear layers of a decoder layer, and the first of the checkpoint's matrices that are stacked in each.
@@ -245,8 +257,9 @@ class Model:
         self._first_rows: dict[int, FewRows] = {}  # by how many layers
         self._make_compiled = compiled
         if compiled is not None:
-            self.compiled = compiled(self._row_shape(self.layers[0]))
-            self._few_rows = self._make_few_rows()
+            held = common(self.layers)
+            self.compiled = compiled(self._row_shape(held))
+            self._few_rows = self._make_few_rows(held)
 
     def set_layers(self, layers: list[Layer], unpacking: Unpacking | None, head: Linear | None = None) -> None:
         """Other layers, in place of the model's own, from the next forward pass on. ``unpacking``: theirs where they are in few bits;
@@ -260,11 +273,11 @@ class Model:
                 )
         self.layers, self.unpacking, self._first_rows = layers, unpacking, {}
         self._few_rows = self._own_compiled = None
-        ways = {layer.held() for layer in layers}
-        if self._make_compiled is not None and len(ways) == 1 and "" not in next(iter(ways)):
-            shape = self._row_shape(layers[0])
+        ways = common(layers)
+        if self._make_compiled is not None and ways:
+            shape = self._row_shape(ways)
             self._own_compiled = None if shape.is_plain else self._make_compiled(shape)
-            self._few_rows = self._make_few_rows()
+            self._few_rows = self._make_few_rows(ways)
 
     def apart(self) -> "Model":
         """The same weights for another thread: nothing that a forward pass writes is shared, and nothing is compiled."""
@@ -282,8 +295,8 @@ class Model:
         """The compiled layer that the model's own layers go through."""
         return None if self._few_rows is None else self._own_compiled or self.compiled
 
-    def _make_few_rows(self) -> FewRows:
-        return FewRows(self.config.sliding_windows, [layer.compiled_inputs() for layer in self.layers])
+    def _make_few_rows(self, held: Sequence[str]) -> FewRows:
+        return FewRows(self.config.sliding_windows, [layer.compiled_inputs(held) for layer in self.layers])
 
     def _load_ends(self, tensors: Mapping[str, torch.Tensor], backend: LinearBackend) -> tuple[torch.Tensor, Linear]:
         """The embedding [vocab_size, hidden_size] and the head."""
@@ -372,14 +385,14 @@ class Model:
         rows, function = found
         return few_rows.run(function, rows, x, cos, sin, span, kv).to(self.compute_dtype)
 
-    def _row_shape(self, layer: Layer) -> RowShape:
-        weights, config = layer.plain_weights, self.config
+    def _row_shape(self, held: tuple[str, ...]) -> RowShape:
+        weights, config = self.layers[0].plain_weights, self.config
         return RowShape(
             hidden_size=config.hidden_size, num_heads=config.num_attention_heads, num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim, intermediate_size=config.intermediate_size, eps=config.rms_norm_eps, qk_norm=config.qk_norm,
             biases=tuple(weights[f"{name}.bias"].numel() > 0 for name in ("q_proj", "o_proj", "gate_proj", "down_proj")),
             dtype=str(self.dtype).removeprefix("torch."), compute_dtype=str(self.compute_dtype).removeprefix("torch."),
-            threads=torch.get_num_threads(), weights=layer.held(),
+            threads=torch.get_num_threads(), weights=held,
         )  # fmt: skip
 
 

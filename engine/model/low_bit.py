@@ -275,15 +275,18 @@ def held_as(linear: Linear) -> str:
     return kind if linear.inverse is None else f"{kind}+scaled"
 
 
-def words_of(linear: Linear) -> list[torch.Tensor]:
-    """What a compiled product then takes; empty where none reads the weight, or reads it as plain numbers."""
+def words_of(linear: Linear, scaled: bool = False) -> list[torch.Tensor]:
+    """What a compiled product then takes; empty where none reads the weight, or reads it as plain numbers. ``scaled``: with a factor for
+    each column also where there is none, 1."""
     if isinstance(linear, Int4Linear):
         parts = [linear.words, linear.grids]
     elif isinstance(linear, Int8Linear) and held_as(linear):
         parts = [words.as_words(linear.codes), linear.scales]
     else:
         return []
-    return parts if linear.inverse is None else [*parts, linear.inverse]
+    if linear.inverse is not None:
+        return [*parts, linear.inverse]
+    return [*parts, torch.ones(linear.shape[1])] if scaled else parts
 
 
 def int4_group(quantized: QuantizedWeight) -> int:

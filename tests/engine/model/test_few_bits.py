@@ -1,5 +1,7 @@
 """Linear layers that hold few bits: each way of multiplying against the numbers that its codes stand for, in float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.model import few_rows, low_bit, ops_cpu, words
 from engine.model.linear import create_linear_backend
+from engine.model.llama import common
 from engine.model.low_bit import UnpackedAtUse, int4_group, pack_quantized
 from engine.model.unpacking import Unpacking
 from engine.quantization.awq import quantize_awq
@@ -195,6 +198,21 @@ def test_what_is_compiled_multiplies_the_same(held, name, rows):
     x = seeded(rows, COLUMNS, seed=rows)
     factors = few_rows.factor(held, parts, x)
     assert off(few_rows.multiply(held, parts, factors, rows), x, quantized.dequantize()) < 5e-4
+
+
+def test_one_function_serves_layers_of_which_some_are_scaled():
+    def layers(*ways):
+        return [SimpleNamespace(held=lambda held=held: held) for held in ways]
+
+    assert common(layers(("int4:32", "int8"), ("int4:32+scaled", "int8"))) == ("int4:32+scaled", "int8")
+    assert common(layers(("int4:32", "int8"), ("int4:64", "int8"))) == ()
+    assert common(layers(("int4:32", ""), ("int4:32", ""))) == ()
+    for name, held in (("int4 32", "int4:32"), ("int8", "int8")):
+        linear = pack_quantized(WAYS[name][0](), None, BACKEND, Unpacking(4))
+        plain, scaled = low_bit.words_of(linear), low_bit.words_of(linear, scaled=True)
+        x = seeded(1, COLUMNS)
+        with_ones = few_rows.multiply(f"{held}+scaled", scaled, few_rows.factor(f"{held}+scaled", scaled, x), 1)
+        assert torch.equal(with_ones, few_rows.multiply(held, plain, few_rows.factor(held, plain, x), 1))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
