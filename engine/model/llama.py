@@ -257,9 +257,8 @@ class Model:
         self._first_rows: dict[int, FewRows] = {}  # by how many layers
         self._make_compiled = compiled
         if compiled is not None:
-            held = common(self.layers)
-            self.compiled = compiled(self._row_shape(held))
-            self._few_rows = self._make_few_rows(held)
+            self.compiled = compiled(self._row_shape(PLAIN))
+            self._few_rows = self._make_few_rows(PLAIN)
 
     def set_layers(self, layers: list[Layer], unpacking: Unpacking | None, head: Linear | None = None) -> None:
         """Other layers, in place of the model's own, from the next forward pass on. ``unpacking``: theirs where they are in few bits;

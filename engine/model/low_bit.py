@@ -342,8 +342,14 @@ def _rounded(x: torch.Tensor, scale: float | None) -> torch.Tensor:
     x = x.float()
     if scale is not None:
         return (x / scale).round_().clamp_(-LARGEST, LARGEST).mul_(scale)
+    codes, steps = _by_row(x)
+    return codes.mul_(steps)
+
+
+def _by_row(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes as floats and scales [T, 1] of ``x`` float32 [T, K], as ``quantize_activations`` has them."""
     steps = torch.linalg.vector_norm(x, float("inf"), 1, keepdim=True).div_(LARGEST)
-    return (x / steps.clamp_min(_SMALLEST)).round_().mul_(steps)
+    return (x / steps.clamp_min(_SMALLEST)).round_(), steps
 
 
 class _Integers:
@@ -362,9 +368,8 @@ class _Integers:
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
         """``one_digit(*quantize_activations(x))`` in fewer operations, each of which counts for a few rows: the same numbers."""
-        x = x.float()
-        steps = torch.linalg.vector_norm(x, float("inf"), 1, keepdim=True).div_(LARGEST)
-        return self._times((x / steps.clamp_min(_SMALLEST)).round_().add_(MIDDLE).to(torch.uint8), steps)
+        codes, steps = _by_row(x.float())
+        return self._times(codes.add_(MIDDLE).to(torch.uint8), steps)
 
     def _times(self, shifted: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         return ops_cpu.integer_product(shifted, self.packed, self.scales, self.zeros, self.shift).mul_(steps)

@@ -21,9 +21,10 @@ from explorer.attention.shape import GROUPS, HEAD_DIMS, LENGTHS, STAGES, TILES, 
 from explorer.attention.steps import AttentionSteps
 from explorer.attention.tiles import TilesPanel, places
 from explorer.attention.traffic import TrafficPanel
-from explorer.base import Clock, ExplorerView
+from explorer.base import Clock
 from explorer.i18n import _
 from explorer.scenes import scene_buttons
+from explorer.tabs import TabbedView
 from explorer.theme import card, grid, in_file, pane
 
 TABS = {
@@ -38,7 +39,7 @@ KNOBS = (
 SETTLED_S = 0.3  # after which a knob is taken as set: until then nothing is run or compiled
 
 
-class AttentionView(ExplorerView):
+class AttentionView(TabbedView):
     url_params = ("tab", *KNOBS)
 
     tab: Any = param.Selector(default="tiles", objects=list(TABS), doc="Which tab is open.")
@@ -65,7 +66,6 @@ class AttentionView(ExplorerView):
         self._step: Any = None
         self._scene = ""
         self._build()
-        self.param.watch(self._tab_chosen, "tab")
         self.update()
 
     # -- what stands where -------------------------------------------------------------------------------------------------
@@ -81,12 +81,7 @@ class AttentionView(ExplorerView):
             hint=_("Above, the attention of the engine’s own step; below, a kernel of your choice, which the engine does not notice."),
         )  # fmt: skip
         self.panels: dict[str, Any] = {}
-        self.slots = {key: pn.Column(sizing_mode="stretch_width", margin=0) for key in TABS}
-        self.tabs: Any = pmui.Tabs(
-            *((title, self.slots[key]) for key, title in TABS.items()), active=list(TABS).index(self.tab), margin=0,
-            sizing_mode="stretch_width", sx={"& .MuiTabs-root": {"marginBottom": "12px"}},
-        )  # fmt: skip
-        self.tabs.param.watch(self._tab_opened, "active")
+        self._make_tabs(TABS)
         for key in TABS if self.in_file else (self.tab,):
             self._panel(key)
         self._layout = pn.Column(head, self.tabs, sizing_mode="stretch_width", margin=0)
@@ -173,15 +168,6 @@ class AttentionView(ExplorerView):
             panel = self.panels[key] = PANELS[key](self)
             self.slots[key][:] = [panel]
         return panel
-
-    def _tab_chosen(self, _event: Any) -> None:
-        index = list(TABS).index(self.tab)
-        if self.tabs.active != index:
-            self.tabs.active = index
-
-    def _tab_opened(self, event: Any) -> None:
-        if 0 <= event.new < len(TABS):
-            self.tab = list(TABS)[event.new]
 
     def _scene_clicked(self, key: str, _event: Any) -> None:
         scene = SCENES[key]

@@ -4,15 +4,15 @@ from importlib import import_module
 from typing import Any
 
 import panel as pn
-import panel_material_ui as pmui
 import param
 
 from engine.load.replay import POLICIES
 from engine.measures import Limits, Measures
-from explorer.base import Clock, ExplorerView
+from explorer.base import Clock
 from explorer.batching.rows import BatchRows
 from explorer.canvas.schedule import AXES
 from explorer.i18n import _
+from explorer.tabs import TabbedView
 
 # tab -> (its title, "module:class" of its panel). A panel is made with this view when its tab is opened first; then come
 # ``take(events)`` with all events so far, ``take`` with those that are new, and ``update()`` while the tab is open.
@@ -27,7 +27,7 @@ TABS: dict[str, tuple[str, str]] = {
 }
 
 
-class BatchingView(ExplorerView):
+class BatchingView(TabbedView):
     live_knobs = (
         "batching", "batching_timeout_ms", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "num_kv_blocks", "preemption_mode",
         "swap_space", "prefix_index", "enable_prefix_caching", "scheduling_policy", "max_num_waiting",
@@ -47,19 +47,13 @@ class BatchingView(ExplorerView):
         super().__init__(store, session, clock, **params)
         self.rows = BatchRows()
         self._build()
-        self.param.watch(self._tab_chosen, "tab")
         self.update()
 
     # -- what stands where -------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
         self.panels: dict[str, Any] = {}  # those that were opened
-        self.slots = {key: pn.Column(sizing_mode="stretch_width", margin=0) for key in TABS}
-        self.tabs: Any = pmui.Tabs(
-            *((title, self.slots[key]) for key, (title, _where) in TABS.items()), active=list(TABS).index(self.tab), margin=0,
-            sizing_mode="stretch_width", sx={"& .MuiTabs-root": {"marginBottom": "12px"}},
-        )  # fmt: skip
-        self.tabs.param.watch(self._tab_opened, "active")
+        self._make_tabs({key: title for key, (title, _where) in TABS.items()})
         self._layout = pn.Column(self.tabs, sizing_mode="stretch_width", margin=0)
 
     def __panel__(self) -> pn.Column:
@@ -76,15 +70,6 @@ class BatchingView(ExplorerView):
             panel.update()  # before a browser has it: what a widget is set to while it is being put on the screen does not show
             self.slots[self.tab][:] = [panel]
         return panel
-
-    def _tab_chosen(self, _event: Any) -> None:
-        index = list(TABS).index(self.tab)
-        if self.tabs.active != index:
-            self.tabs.active = index
-
-    def _tab_opened(self, event: Any) -> None:
-        if 0 <= event.new < len(TABS):
-            self.tab = list(TABS)[event.new]
 
     # -- what is new ---------------------------------------------------------------------------------------------------------
 

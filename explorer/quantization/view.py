@@ -9,7 +9,7 @@ import panel_material_ui as pmui
 import param
 
 from engine.events.types import EngineStarted, Event
-from explorer.base import Clock, ExplorerView
+from explorer.base import Clock
 from explorer.i18n import _
 from explorer.quantization import words
 from explorer.quantization.kv import KvPanel
@@ -22,6 +22,7 @@ from explorer.quantization.search import SearchPanel
 from explorer.quantization.trade import TradePanel
 from explorer.quantization.whatif import BITS, GROUP_SIZES, LEVELS
 from explorer.scenes import scene_buttons
+from explorer.tabs import TabbedView
 from explorer.theme import card, empty, grid, pane
 
 TABS = {
@@ -32,7 +33,7 @@ PANELS: dict[str, Any] = {"token": ProbePanel, "trade": TradePanel, "kv": KvPane
 HEAD_CSS = (Path(__file__).parent / "matrices.css").read_text(encoding="utf-8")
 
 
-class QuantizationView(ExplorerView):
+class QuantizationView(TabbedView):
     live_knobs = ("quantization", "quantization_group_size", "kv_cache_dtype")
     url_params = ("tab", "quantity", "layer", "matrix", *KNOBS)
 
@@ -54,7 +55,6 @@ class QuantizationView(ExplorerView):
         self._scene = ""  # the scene that was pressed last here
         self._shown: Any = None
         self._build()
-        self.param.watch(self._tab_chosen, "tab")
         self.update()
 
     # -- what stands where -------------------------------------------------------------------------------------------------
@@ -78,13 +78,8 @@ class QuantizationView(ExplorerView):
         )  # fmt: skip
         self.matrices = MatricesPanel(self, HEAD_CSS)
         self.panels: dict[str, Any] = {"matrices": self.matrices}  # the others when they are opened
-        self.slots = {key: pn.Column(sizing_mode="stretch_width", margin=0) for key in TABS}
+        self._make_tabs(TABS)
         self.slots["matrices"][:] = [self.matrices]
-        self.tabs: Any = pmui.Tabs(
-            *((title, self.slots[key]) for key, title in TABS.items()), active=list(TABS).index(self.tab), margin=0,
-            sizing_mode="stretch_width", sx={"& .MuiTabs-root": {"marginBottom": "12px"}},
-        )  # fmt: skip
-        self.tabs.param.watch(self._tab_opened, "active")
         self._layout = pn.Column(head, self.tabs, sizing_mode="stretch_width", margin=0)
 
     def __panel__(self) -> pn.Column:
@@ -99,15 +94,6 @@ class QuantizationView(ExplorerView):
             panel.take(events[: max(0, len(events) - (after - self.cursor))])
             self.slots[self.tab][:] = [panel]
         return panel
-
-    def _tab_chosen(self, _event: Any) -> None:
-        index = list(TABS).index(self.tab)
-        if self.tabs.active != index:
-            self.tabs.active = index
-
-    def _tab_opened(self, event: Any) -> None:
-        if 0 <= event.new < len(TABS):
-            self.tab = list(TABS)[event.new]
 
     # -- what is new ---------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import param
 from engine.events.hardware import RoofsMeasured
 from engine.events.types import EngineStarted, Event
 from engine.hardware.gpus import gpus
-from explorer.base import Clock, ExplorerView
+from explorer.base import Clock
 from explorer.i18n import _
 from explorer.roofline import words
 from explorer.roofline.knobs import TENSOR_PARALLEL
@@ -23,6 +23,7 @@ from explorer.roofline.rules import RulesPanel
 from explorer.roofline.scenes import SCENES
 from explorer.roofline.whatif import BATCHES, BITS, CONTEXTS, KV_DTYPES
 from explorer.scenes import scene_buttons
+from explorer.tabs import TabbedView
 from explorer.theme import card, empty, grid, pane
 
 CSS = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
@@ -32,7 +33,7 @@ KNOBS = ("gpu", "batch", "context", "weight_bits", "kv_heads", "kv_dtype", "tp")
 PATIENCE_S = 60.0  # after which a measurement that was asked for is taken as never to come
 
 
-class RooflineView(ExplorerView):
+class RooflineView(TabbedView):
     live_knobs = ("max_num_seqs", "max_num_batched_tokens", "quantization", "kv_cache_dtype")
     url_params = ("tab", *KNOBS)
 
@@ -55,7 +56,6 @@ class RooflineView(ExplorerView):
         self._scene = ""  # the scene that was pressed last here
         self._shown: Any = None
         self._build()
-        self.param.watch(self._tab_chosen, "tab")
         self.param.watch(lambda *_events: self._soon(), list(KNOBS))
         self.update()
 
@@ -78,12 +78,7 @@ class RooflineView(ExplorerView):
             hint=_("Bytes a second and operations a second of plain torch, in the engine's own process with its own threads: the roofs of this device."),
         )  # fmt: skip
         self.panels: dict[str, Any] = {}
-        self.slots = {key: pn.Column(sizing_mode="stretch_width", margin=0) for key in TABS}
-        self.tabs: Any = pmui.Tabs(
-            *((title, self.slots[key]) for key, title in TABS.items()), active=list(TABS).index(self.tab), margin=0,
-            sizing_mode="stretch_width", sx={"& .MuiTabs-root": {"marginBottom": "12px"}},
-        )  # fmt: skip
-        self.tabs.param.watch(self._tab_opened, "active")
+        self._make_tabs(TABS)
         self._panel()
         self._layout = pn.Column(head, self.tabs, sizing_mode="stretch_width", margin=0)
 
@@ -97,15 +92,6 @@ class RooflineView(ExplorerView):
             panel = self.panels[self.tab] = PANELS[self.tab](self, CSS)
             self.slots[self.tab][:] = [panel]
         return panel
-
-    def _tab_chosen(self, _event: Any) -> None:
-        index = list(TABS).index(self.tab)
-        if self.tabs.active != index:
-            self.tabs.active = index
-
-    def _tab_opened(self, event: Any) -> None:
-        if 0 <= event.new < len(TABS):
-            self.tab = list(TABS)[event.new]
 
     @property
     def what_if_values(self) -> tuple[Any, ...]:

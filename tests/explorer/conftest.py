@@ -10,6 +10,7 @@ from engine.request import SamplingParams
 from explorer.pace import Pace
 from explorer.session import Session
 from explorer.store import EventStore
+from explorer.theme import replaying
 from tests.explorer.fake import FakeProcess
 
 
@@ -55,3 +56,9 @@ def make_desk() -> Callable[..., Desk]:
 @pytest.fixture
 def desk() -> Desk:
     return Desk()
+
+
+@pytest.fixture(autouse=True)
+def _no_view_was_made_before() -> None:
+    """Badges outside a view's lock follow the view made last, which may be another test's."""
+    replaying.set(False)

@@ -1,5 +1,6 @@
 """A layer for a few rows of one request, as torch runs it: against transformers, and against the way of any number of rows."""
 
+import dataclasses
 import random
 from functools import partial
 from pathlib import Path
@@ -9,8 +10,12 @@ import torch
 
 from engine.kvcache.layout import KVCache
 from engine.model.checkpoint import load_checkpoint
-from engine.model.few_rows import RowShape, layer
+from engine.model.compiled import Shape
+from engine.model.few_rows import ProductShape
 from engine.model.llama import Model
+from engine.model.low_bit import pack_quantized
+from engine.model.unpacking import Unpacking
+from engine.quantization.methods import quantize
 from engine.request import Request, SamplingParams
 from engine.runner import Runner, Scheduled
 from engine.speculation.base import Draft
@@ -24,7 +29,7 @@ class Uncompiled:
 
     state = "compiled"
 
-    def __init__(self, shape: RowShape) -> None:
+    def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.calls: list[int] = []  # the rows of each
 
@@ -36,7 +41,7 @@ class Uncompiled:
 
     def _run(self, size: int, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         self.calls.append(size)
-        return layer(self.shape, size, *inputs)
+        return self.shape.run(size, *inputs)
 
 
 def _request(length: int, blocks: list[int]) -> Request:
@@ -110,3 +115,24 @@ def test_what_it_does_not_take(tmp_path: Path) -> None:
     assert runner.model.compiled.calls == []
     assert runner.run([Scheduled(other, 4, 3, True)]).shape[0] == 1 and runner.model.compiled.calls
     assert runner.run([Scheduled(other, 4, 3, False)]).shape[0] == 0
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_a_head_in_few_bits_goes_through_its_own_function_for_one_row(method: str, tmp_path: Path) -> None:
+    tiny.make("llama", tmp_path)
+    model, made = _runner(tmp_path, None).model, []
+    model._make_compiled = lambda shape: made.append(Uncompiled(shape)) or made[-1]
+    size = model.config.hidden_size
+    table = torch.randn(48, size, generator=torch.Generator().manual_seed(0))
+    head = pack_quantized(quantize(table, method, 32 if method == "int4" else None), None, model.backend, Unpacking(0))
+    model.config = dataclasses.replace(model.config, vocab_size=48)
+    model.set_layers(model.layers, None, head)
+    (own,) = [one for one in made if isinstance(one.shape, ProductShape)]
+    own.function = lambda rows: (1, partial(own._run, 1)) if rows == 1 else None
+    features = torch.randn(3, size, generator=torch.Generator().manual_seed(1))
+    want = features @ head.unpacked().T
+    torch.testing.assert_close(model.logits(features[:1]), want[:1], atol=1e-4, rtol=1e-4)
+    assert own.calls == [1]
+    torch.testing.assert_close(model.logits(features), want, atol=1e-4, rtol=1e-4)
+    assert own.calls == [1]
+    assert model.apart()._compiled_head is None

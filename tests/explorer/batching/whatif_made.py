@@ -69,7 +69,7 @@ class View:
         self.store.append(events)
         with self.lock:
             tab.take(events)
-        tab.update()
+            tab.update()
 
 
 class Made:

@@ -53,7 +53,7 @@ class View:
         self.store.append(events)
         with self.lock:
             tab.take(events)
-        tab.update()
+            tab.update()
 
 
 def started(**changes: Any) -> EngineStarted:
