@@ -1,5 +1,6 @@
 """A session with the stand-in engine, moved by hand: ``send`` and ``run`` in tests, no thread."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,31 @@ class Desk:
     def run(self, steps: int = 1) -> None:
         self.process.advance(steps)
         self.deliver()
+
+
+class Clock:
+    """The module ``time`` for one module alone: threads of other modules (the widgets', Panel's) keep the true one."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def make_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
+    """``make_clock("explorer.shell", 100.0)``: that module's clock stands at 100 s until the test moves it."""
+
+    def make(module: str, now: float) -> Clock:
+        clock = Clock(now)
+        monkeypatch.setattr(f"{module}.time", clock)
+        return clock
+
+    return make
 
 
 @pytest.fixture(autouse=True)

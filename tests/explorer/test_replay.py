@@ -2,6 +2,7 @@
 
 import base64
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from explorer.replay import Replay
 from explorer.runs import DEFAULT_RUN, SHIPPED
 from explorer.shell import Shell
 from tests.engine.events.simulate import simulate
-from tests.explorer.conftest import Desk
+from tests.explorer.conftest import Clock, Desk
 
 MAX_SHIPPED = 300 * 1024
 
@@ -215,10 +216,9 @@ def test_a_file_that_another_one_takes_the_place_of_is_said(desk: Desk, tmp_path
     assert "first.cutaway was not opened: second.cutaway was chosen meanwhile." in shell.banner.text.object
 
 
-def test_a_run_does_not_play_on_before_the_page_is_drawn(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_play_on_before_the_page_is_drawn(desk: Desk, make_clock: Callable[..., Clock]) -> None:
     shell = Shell(desk.session, "?run=shared-prefix")
-    now = [time.monotonic() + 5.0]
-    monkeypatch.setattr("explorer.shell.time.monotonic", lambda: now[0])
+    clock = make_clock("explorer.shell", time.monotonic() + 5.0)
     begun = shell.clock.step
     shell.tick()
     assert shell.clock.step <= begun + 3  # five seconds while the browser loaded are not played at once
@@ -230,25 +230,24 @@ def test_a_run_does_not_play_on_before_the_page_is_drawn(desk: Desk, monkeypatch
 
     shell.document = Document()
     for _tick in range(20):
-        now[0] += 0.1
+        clock.now += 0.1
         shell.tick()
     assert shell.clock.step == begun and shell.clock.playing
     for part in (shell.view.answers.cards, shell.view.gauges):  # type: ignore[union-attr]
         part.action = {"seq": 1, "kind": "ready"}
     for _tick in range(20):
-        now[0] += 0.1
+        clock.now += 0.1
         shell.tick()
     assert 8 <= shell.clock.step - begun <= 12
 
 
-def test_a_page_that_is_never_drawn_is_not_waited_for_without_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_never_drawn_is_not_waited_for_without_end(desk: Desk, make_clock: Callable[..., Clock]) -> None:
     shell = Shell(desk.session, "?run=shared-prefix")
-    now = [time.monotonic()]
-    monkeypatch.setattr("explorer.shell.time.monotonic", lambda: now[0])
+    clock = make_clock("explorer.shell", time.monotonic())
     shell.document = type("Document", (), {"add_next_tick_callback": lambda self, callback: None})()
     begun = shell.clock.step
     for _tick in range(90):
-        now[0] += 0.1
+        clock.now += 0.1
         shell.tick()
     assert shell.clock.step > begun + 5
 

@@ -9,7 +9,7 @@ from engine.events.types import RequestFinished
 from engine.messages import Events, Ready
 from engine.request import SamplingParams
 from explorer.session import LOOK_S, WATCH_FEW, WATCH_TOP, Session, config_from_environment
-from tests.explorer.conftest import Desk
+from tests.explorer.conftest import Clock, Desk
 from tests.explorer.fake import FakeProcess
 
 
@@ -89,20 +89,21 @@ def test_tokens_are_watched_only_while_somebody_is_here(desk: Desk) -> None:
     assert watched == [("watch", "tokens"), ("unwatch", "tokens")]
 
 
-def test_many_candidates_are_recorded_only_while_somebody_looks_at_them(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("explorer.session.time.monotonic", lambda: now[0])
+def test_many_candidates_are_recorded_only_while_somebody_looks_at_them(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, make_clock: Callable[..., Clock]
+) -> None:
+    clock = make_clock("explorer.session", 100.0)
     asked: list[int] = []
     monkeypatch.setattr(desk.process, "watch", lambda _kind, top: asked.append(top))
     first, second = desk.session.join(), desk.session.join()
     desk.session.look_at_candidates(first)
     desk.session.look_at_candidates("nobody")
-    now[0] += LOOK_S / 2
+    clock.now += LOOK_S / 2
     desk.session.look_at_candidates(second)
-    now[0] += LOOK_S * 0.75  # the first has not said it again, the second still looks
+    clock.now += LOOK_S * 0.75  # the first has not said it again, the second still looks
     desk.session._watch()
     assert asked == [WATCH_FEW, WATCH_TOP]
-    now[0] += LOOK_S
+    clock.now += LOOK_S
     desk.session._watch()
     assert asked == [WATCH_FEW, WATCH_TOP, WATCH_FEW]
     desk.session.look_at_candidates(first)

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import panel as pn
@@ -6,7 +7,7 @@ from panel.util import edit_readonly
 
 from explorer.pages import HOME, PAGES
 from explorer.shell import Shell
-from tests.explorer.conftest import Desk
+from tests.explorer.conftest import Clock, Desk
 
 
 @pytest.fixture
@@ -103,16 +104,15 @@ def test_the_transport_bar_moves_the_clock(desk: Desk, shell: Shell) -> None:
     assert clock.live and bar.live
 
 
-def test_playing_moves_with_time(desk: Desk, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_playing_moves_with_time(desk: Desk, shell: Shell, make_clock: Callable[..., Clock]) -> None:
     desk.send(max_tokens=30)
     desk.run(30)
-    now = [100.0]
-    monkeypatch.setattr("explorer.shell.time.monotonic", lambda: now[0])
-    shell._ticked = now[0]
+    clock = make_clock("explorer.shell", 100.0)
+    shell._ticked = clock.now
     shell.clock.goto(2, 1, 30)
     shell.clock.speed = 10
     shell.clock.play(30)
-    now[0] += 0.5
+    clock.now += 0.5
     shell.tick()
     assert shell.clock.step == 7
 

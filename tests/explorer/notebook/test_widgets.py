@@ -1,6 +1,7 @@
 """The Python half of the widgets: traits, controls, what is sent to whom, and what is refused."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import explorer
 from engine.config import EngineConfig
 from explorer.base import Clock, ExplorerView
 from explorer.notebook.frame import Frame
+from explorer.notebook.hub import HUB
 from explorer.notebook.widgets import Desk, Explorer, View, view_class
 from explorer.pages import PAGES, Page
 from explorer.session import Session
 from explorer.store import EventStore
 from explorer.theme import pane
+from tests.explorer.conftest import Clock as StandingClock
 from tests.explorer.conftest import Desk as Bench
 from tests.explorer.fake import FakeProcess
 
@@ -298,14 +301,16 @@ def test_a_page_gets_differences_and_nobody_gets_anything(
     assert sent[0][1]["spec"]["version"] == frame._mirror.version
 
 
-def test_a_page_that_has_gone_without_a_word_is_forgotten(run: Bench, sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_has_gone_without_a_word_is_forgotten(
+    run: Bench, sent: list[Any], make_clock: Callable[..., StandingClock]
+) -> None:
     widget = explorer.KVCacheView(run.session)
     frame = frame_of(widget)
     page_says(widget, "open", version=-1)
     run.run()
     widget.refresh()
-    later = time.monotonic() + 40
-    monkeypatch.setattr("explorer.notebook.frame.time.monotonic", lambda: later)
+    HUB.remove(widget)  # what it does is done by hand here
+    later = make_clock("explorer.notebook.frame", time.monotonic() + 40).now
     widget.forget_the_gone(free_since=later - 5)
     assert frame.looked_at, "the kernel could hear it for five seconds only"
     widget.forget_the_gone(free_since=0.0)
