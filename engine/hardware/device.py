@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from engine.hardware.ops_cpu import half_packing_works
+
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BACKENDS = ("torch", "triton")  # attention backends that this version has
 # Flags of /proc/cpuinfo (and their names on ARM) that mean: the CPU multiplies bf16 without widening it first.
@@ -20,7 +22,7 @@ class DeviceFacts:
     """What was taken. ``why`` tells a reader how each "auto" was decided."""
 
     device: str  # "cpu", "cuda:0"
-    dtype: str  # of weights and KV cache
+    dtype: str  # of weights and KV cache; activations may be wider
     attention_backend: str
     name: str  # of the processor
     threads: int  # that torch uses on the CPU
@@ -125,7 +127,9 @@ def _choose_dtype(wanted: str, device: torch.device, native_bf16: bool) -> tuple
         return "bfloat16", "bfloat16, because the device has bf16 arithmetic"
     if device.type == "cuda":
         return "float16", "float16, because the GPU has no bf16 arithmetic"
-    return "float32", "float32, because the CPU has neither AMX nor AVX512-BF16"
+    if half_packing_works():
+        return "bfloat16", "bfloat16, half to read, computed in float32, because the CPU has neither AMX nor AVX512-BF16"
+    return "float32", "float32, because the CPU has neither AMX nor AVX512-BF16, nor has torch products of 16-bit weights for it"
 
 
 def _choose_backend(wanted: str, device: torch.device) -> tuple[str, str]:

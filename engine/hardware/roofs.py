@@ -1,6 +1,6 @@
 """The roofs of this machine, measured once (about two seconds) and kept with its fingerprint.
 
-A measured roof is the best of several tries of plain torch: no program is promised to reach it, and a matrix that fits a cache may
+A measured roof is the best of several tries of torch, in the arithmetic that the engine has for a dtype here: no program is promised to reach it, and a matrix that fits a cache may
 pass the bandwidth's.
 """
 
@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from engine.hardware.device import TORCH_DTYPES, cpu_flags, cpu_name
+from engine.hardware.device import TORCH_DTYPES, cpu_flags, cpu_name, has_native_bf16
+from engine.hardware.ops_cpu import half_operator, half_packing_works, pack_half
 from engine.hardware.roofline import Roofs
 
-FORMAT = 1
+FORMAT = 2
 COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}  # far beyond a last-level cache's share of a virtual machine, beyond any L2
 SECONDS = 0.3  # for each of the five measurements
 MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of the largest square matrix tried
@@ -89,18 +90,37 @@ def read_bandwidth(device: torch.device, seconds: float = SECONDS) -> float:
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = SECONDS) -> float:
     """Operations a second of square matrix products: the best over sizes that double while the time lasts."""
+    product = _widening if _widens(device, dtype) else _plain
     best, size, left = 0.0, 256, seconds
     while size <= MATRIX[device.type] and left > 0:
-        a = torch.full((size, size), 0.5, dtype=dtype, device=device)
-        out = torch.empty_like(a)
+        work = product(torch.full((size, size), 0.5, dtype=dtype, device=device))
         start = time.perf_counter()
-        took = _best(lambda a=a, out=out: torch.mm(a, a, out=out), device, left / 2)  # type: ignore[misc]
+        took = _best(work, device, left / 2)
         left -= time.perf_counter() - start
         best = max(best, 2 * size**3 / took)
         if took * 8 > left:  # one of twice the size would take more than there is
             break
         size *= 2
     return best
+
+
+def _plain(a: torch.Tensor) -> Callable[[], Any]:
+    """a times a, in its dtype."""
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, a, out=out)
+
+
+def _widening(a: torch.Tensor) -> Callable[[], Any]:
+    """a times a transposed, which is held in 16 bits; multiplied in float32."""
+    x, packed, operator = a.float(), pack_half(a.float(), None), half_operator()
+    return lambda: operator(x, packed)
+
+
+def _widens(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the engine multiplies weights of this dtype so (``engine.model.linear``)."""
+    if device.type != "cpu" or dtype.itemsize != 2 or (dtype == torch.bfloat16 and has_native_bf16(device)):
+        return False
+    return half_packing_works()
 
 
 def _checked(device: torch.device | str) -> torch.device:

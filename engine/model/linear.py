@@ -17,8 +17,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from engine.hardware import ops_cpu
 from engine.hardware.device import has_native_bf16
-from engine.model import ops_cpu
 
 
 class Linear(ABC):

@@ -19,8 +19,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from engine.hardware import ops_cpu
 from engine.kernels.lazy import run_on
-from engine.model import kernel_linear, ops_cpu, words
+from engine.model import kernel_linear, words
 from engine.model.linear import Linear, LinearBackend
 from engine.model.unpacking import UnpackedCopy, Unpacking
 from engine.quantization.base import QuantizedWeight

@@ -67,8 +67,7 @@ class SpeculativeConfig:
             fits = 0 < len(self.tree) <= MAX_SPECULATIVE_TOKENS and all(_integer(n, 1, 16) for n in self.tree)
             check(fits and sum(self.tree) <= _MAX_TREE, "tree", f"integers in [1, 16], at most {_MAX_TREE} together")
         check(isinstance(self.prompt_lookup, bool), "prompt_lookup", "a bool")
-        fits = self.method in _TRAINED and self.tree is None
-        check(not self.prompt_lookup or fits, "prompt_lookup", f"False but for chains of {_TRAINED}")
+        check(not self.prompt_lookup or self.method in _TRAINED, "prompt_lookup", f"False but for {_TRAINED}")
         check(
             self.draft_confidence is None
             or (self.method in _CONFIDENT and self.tree is None and 0 <= self.draft_confidence <= 1),

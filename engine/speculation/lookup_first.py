@@ -2,10 +2,11 @@
 
 Prompt lookup costs nothing and is nearly always right where text repeats itself, which is what small drafters are bad at; a model
 or a datastore knows what may come where nothing repeats. Each draft is made by one of the two, so nothing changes for whoever
-verifies it.
+verifies it. What was looked up is a chain, as deep as the other's tree where that drafts one.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,16 +14,17 @@ import torch
 from engine.speculation.base import Computed, Draft, Drafter, Wanted
 from engine.speculation.config import SpeculativeConfig
 from engine.speculation.ngram import NgramDrafter
+from engine.speculation.tree import tree_depth
 
 
 class LookupFirst(Drafter):
     def __init__(self, config: SpeculativeConfig, other: Drafter) -> None:
         self.method, self.other = other.method, other
         self.needs_features, self.num_window = other.needs_features, other.num_window
-        self.lookup = NgramDrafter(config)
+        self.lookup, self.tree = NgramDrafter(config), config.tree
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        drafts = self.lookup.propose(wanted)
+        drafts = self.lookup.propose([replace(one, count=tree_depth(self.tree, one.count)) for one in wanted])
         rest = [i for i, draft in enumerate(drafts) if not len(draft)]
         if rest:
             for i, draft in zip(rest, self.other.propose([wanted[i] for i in rest]), strict=True):

@@ -85,7 +85,7 @@ def wanted(facts: dict[str, Any] | None, **changes: Any) -> dict[str, Any] | Non
     made["tree"] = (list(tree) if tree else None) if method in TREE_METHODS else None
     lookup = changes.get("lookup", (facts or {}).get("prompt_lookup", False))
     made.pop("prompt_lookup", None)
-    if lookup and method in TRAINED and made["tree"] is None:
+    if lookup and method in TRAINED:
         made["prompt_lookup"] = True
     if made["tree"] is not None:
         made.pop("draft_confidence", None)

@@ -109,8 +109,7 @@ class Settings(pn.viewable.Viewer):
             self._set(self.k, k, facts is None)
             method = (facts or {}).get("method", "")
             self._set(self.tree, tree, method not in drafters.TREE_METHODS)
-            chain = not (facts or {}).get("tree")
-            self._set(self.lookup, bool((facts or {}).get("prompt_lookup")), method not in drafters.TRAINED or not chain)
+            self._set(self.lookup, bool((facts or {}).get("prompt_lookup")), method not in drafters.TRAINED)
             self._set(self.acceptance, (facts or {}).get("acceptance", "rejection"), facts is None)
         finally:
             self._syncing = False

@@ -42,6 +42,9 @@ def parser() -> argparse.ArgumentParser:
         "--go-on", action="store_true", help="begin at the drafters that lie in --out, instead of at parts of the target"
     )
     own.add_argument("--text-minutes", type=float, help="of making text at most")
+    own.add_argument(
+        "--seed", type=int, default=0, help="of the training text: another one gives other prompts (default: %(default)s)"
+    )
     own.add_argument("--held-out", type=int, default=64, help="prompts that are kept for the report (default: %(default)s)")
     own.add_argument("--shard", type=int, default=SHARD, help="texts that are written at once (default: %(default)s)")
     own.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: %(default)s)")
@@ -89,7 +92,7 @@ def run(options: argparse.Namespace) -> None:
     if "text" in stages:
         generate(
             target, checkpoint.tokenizer, directory, exit_layer, tokens=options.tokens, held_out=options.held_out,
-            minutes=options.text_minutes, shard=options.shard,
+            minutes=options.text_minutes, seed=options.seed, shard=options.shard,
         )  # fmt: skip
     if "features" in stages:
         compute_features(target, directory, exit_layer)

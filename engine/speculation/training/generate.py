@@ -85,11 +85,11 @@ def generate(
 ) -> None:  # fmt: skip
     """Write shards until there are ``tokens`` tokens of training text (or the minutes are over; at least one shard then).
 
-    ``held_out``: number of held-out prompts, a shard of their own that comes first.
+    ``held_out``: number of held-out prompts, a shard of their own that comes first; the same for every ``seed``.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if not shard_path(directory, HELD_OUT, 0).exists():
-        made = make_shard(target, tokenizer, 0, held_out, exit_layer, held_out=True, seed=seed)
+        made = make_shard(target, tokenizer, 0, held_out, exit_layer, held_out=True)
         write_shard(shard_path(directory, HELD_OUT, 0), *made, exit_layer)
     have = sum(len(text.token_ids) for text in read_texts(directory, TRAINING))
     number, new, began = 0, 0, time.monotonic()

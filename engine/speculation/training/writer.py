@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from engine.hardware.ops_cpu import half_packing_works
 from engine.model.linear import Linear, create_linear_backend
-from engine.model.ops_cpu import half_packing_works
 from engine.speculation.training.modules import DecoderLayer, Rotation, Target, rotated, rotation
 
 

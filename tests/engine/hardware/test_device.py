@@ -15,12 +15,21 @@ def cpu_with(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "dtype"),
-    [(("avx512f",), "float32"), (("avx512f", "amx_bf16"), "bfloat16"), (("avx512_bf16",), "bfloat16"), ((), "float32")],
+    ("flags", "half", "dtype"),
+    [
+        (("avx512f", "amx_bf16"), False, "bfloat16"),
+        (("avx512_bf16",), False, "bfloat16"),
+        (("avx512f",), True, "bfloat16"),  # held in 16 bits and multiplied in float32
+        ((), True, "bfloat16"),
+        (("avx512f",), False, "float32"),
+        ((), False, "float32"),
+    ],
 )
-def test_a_cpu_takes_bf16_only_when_it_has_it(monkeypatch, flags, dtype):
+def test_a_cpu_takes_bf16_where_it_gains_from_it(monkeypatch, flags, half, dtype):
     cpu_with(monkeypatch, *flags)
+    monkeypatch.setattr(device, "half_packing_works", lambda: half)
     facts = resolve_device()
+    assert ("computed in float32" in facts.why) == (half and not facts.native_bf16)
     assert (facts.device, facts.dtype, facts.attention_backend) == ("cpu", dtype, "torch")
     assert facts.type == "cpu" and facts.torch_dtype == getattr(torch, dtype)
     assert "no CUDA device" in facts.why and dtype in facts.why

@@ -7,8 +7,10 @@ import torch
 
 from engine.hardware import roofs as measuring
 from engine.hardware.gpus import gpu
+from engine.hardware.ops_cpu import half_packing_works
 from engine.hardware.roofline import attainable, bound_by, gpu_roofs, ridge
 from engine.hardware.roofs import kept_roofs, measured_roofs
+from engine.model.linear import create_linear_backend
 
 
 @pytest.mark.parametrize(("key", "point"), [("a100-80gb", 153), ("h100-sxm", 295), ("h200", 206)])
@@ -59,3 +61,23 @@ def test_another_number_of_threads_is_another_machine(monkeypatch: pytest.Monkey
     mark = measuring.fingerprint(cpu)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     assert measuring.fingerprint(cpu) != mark
+
+
+@pytest.mark.parametrize(("native", "widened"), [(False, {"bfloat16", "float16"}), (True, {"float16"})])
+def test_a_rate_is_that_of_the_engines_own_products(monkeypatch: pytest.MonkeyPatch, native: bool, widened: set[str]) -> None:
+    """A CPU without 16-bit arithmetic widens 16-bit weights; torch's product in 16 bits would be a roof that steps pass."""
+    asked = []
+    monkeypatch.setattr(measuring, "has_native_bf16", lambda _device: native)
+    monkeypatch.setattr(measuring, "half_packing_works", lambda: True)
+    monkeypatch.setattr(measuring, "_widening", lambda a: asked.append(a.dtype) or (lambda: None))
+    for dtype in measuring.TORCH_DTYPES.values():
+        measuring.matrix_rate(torch.device("cpu"), dtype, 0.001)
+    assert {str(dtype).removeprefix("torch.") for dtype in asked} == widened
+    assert all(create_linear_backend(torch.device("cpu"), dtype).compute_dtype == torch.float32 for dtype in asked)
+
+
+def test_the_widening_product_is_one() -> None:
+    if not half_packing_works():
+        pytest.skip("torch has no such product here")
+    a = torch.randn(64, 64).bfloat16()
+    torch.testing.assert_close(measuring._widening(a)(), a.float() @ a.float().t(), atol=1e-2, rtol=1e-3)

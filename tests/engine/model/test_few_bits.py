@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model import few_rows, low_bit, ops_cpu, words
+from engine.hardware import ops_cpu
+from engine.model import few_rows, low_bit, words
 from engine.model.linear import create_linear_backend
 from engine.model.llama import common
 from engine.model.low_bit import UnpackedAtUse, int4_group, pack_quantized

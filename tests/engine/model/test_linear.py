@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.model import ops_cpu
+from engine.hardware import ops_cpu
 from engine.model.linear import HalfLinear, TransposedLinear, create_linear_backend
 
 CPU = torch.device("cpu")

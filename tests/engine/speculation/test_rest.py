@@ -143,22 +143,27 @@ def test_the_text_is_that_of_plain_decoding(path, lookup, temperature, blocks, b
         assert checked.engine.metrics()["vllm:spec_decode_num_accepted_tokens"] > 30
 
 
-@pytest.mark.parametrize("method", ["eagle", "draft_model", "layer_skip", "medusa"])
+@pytest.mark.parametrize(
+    ("method", "tree"),
+    [*((name, None) for name in ("eagle", "draft_model", "layer_skip", "medusa")), ("eagle", (3, 3, 2)), ("medusa", (2, 3))],
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_any_drafter_after_the_text_itself(method, temperature):
+def test_any_drafter_after_the_text_itself(method, tree, temperature):
     """What was copied and what was drafted alternate, and the drafter's own KV misses nothing: with ``check_drafts`` elsewhere it
     is right, here the text is that of plain decoding, also where drafts are drawn with the target's numbers."""
     params = PARAMS.changed(temperature=temperature, seed=5)
     loops = [[*p, *p, *p[:2]] for p in PROMPTS if len(p) > 4]
     plain = tiny_engine().generate(loops, params)
     config = SpeculativeConfig(
-        method, model=str(drafter_file(method)), prompt_lookup=True, prompt_lookup_min=1, acceptance="coupled"
+        method, model=str(drafter_file(method)), tree=tree, prompt_lookup=True, prompt_lookup_min=1, acceptance="coupled"
     )
     checked = Checked(tiny_engine(speculative=config))
     ids = [checked.engine.add_request(p, params) for p in loops]
     done = checked.run()
     assert [done[i].token_ids for i in ids] == [o.token_ids for o in plain]
-    kinds = {e.found_at >= 0 for e in checked.events if isinstance(e, DraftProposed) and e.nodes}
+    drafts = [e for e in checked.events if isinstance(e, DraftProposed) and e.nodes]
+    kinds = {e.found_at >= 0 for e in drafts}
+    assert all(len(e.nodes) <= (config.num_speculative_tokens if tree is None else len(tree)) for e in drafts if e.found_at >= 0)
     assert kinds == {True, False} and {e.method for e in checked.events if isinstance(e, DraftProposed)} == {method}
 
 
