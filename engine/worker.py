@@ -22,6 +22,7 @@ from engine import messages as m
 from engine.config import WEIGHT_KNOBS, EngineConfig
 from engine.events.keyframe import weight
 from engine.events.types import Event
+from engine.hardware.heap import settle
 from engine.request import SamplingParams
 
 ENGINE = "engine.engine:Engine"
@@ -339,6 +340,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     worker = Worker(engine, outbox, commands)
+    settle()
     outbox.message(m.Ready(engine.started_event()))  # nothing but Loading came before it
     worker.observe(order["observe"])
     try:

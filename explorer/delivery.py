@@ -1,7 +1,11 @@
-"""That what changes reaches the browser: two ways in which Panel 1.9 loses messages, and what mends them.
+"""That what changes reaches the browser, and soon: two ways in which Panel 1.9 loses messages, and what mends them.
 
 Both are seen on a busy machine only, and then a knob does nothing, or the end of a measurement is never told.
 """
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import panel as pn
 from bokeh.document import Document
@@ -26,3 +30,30 @@ def deliver(document: Document) -> None:
     if document in outbox._WRITE_MSGS and document not in outbox._WRITE_BLOCK:
         outbox._WRITE_BLOCK[document] = True
         outbox._dispatch_write_task(document, outbox._dispatch_msgs, document)
+
+
+@contextmanager
+def as_one() -> Iterator[None]:
+    """What changes inside is sent, and drawn by the browser, as one; and it is sent as soon as the socket is free.
+
+    Mostly it is not free, since the browser is just being told that its message has come; Panel then looks again after 10 ms.
+    """
+    document = pn.state.curdoc
+    with pn.io.hold(document):
+        yield
+    if document in outbox._WRITE_MSGS:
+        task = asyncio.get_running_loop().create_task(_send_when_free(document))
+        _sending.add(task)
+        task.add_done_callback(_sending.discard)
+
+
+_sending: set["asyncio.Task[None]"] = set()  # a task that nobody holds may go
+
+
+async def _send_when_free(document: Document) -> None:
+    for connection in list(outbox._WRITE_MSGS.get(document, ())):
+        lock = getattr(connection._socket, "write_lock", None)
+        if lock is not None:
+            with await lock.acquire():
+                pass
+    await outbox._dispatch_msgs(document)

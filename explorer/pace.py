@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 
-def quick(widget: Any, ms: int = 0) -> Any:
+def quick(widget: Any, ms: int = 2) -> Any:
     """``widget``, which tells at once what a person does, where Panel waits for 50 ms; ``ms`` of waiting where a move costs much.
 
     Nor does it go into Panel's count of what is busy: nothing here shows that, and to count takes longer than many an answer."""

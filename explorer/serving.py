@@ -6,12 +6,16 @@ from typing import Any
 import panel as pn
 from panel.io.resources import get_dist_path
 
+from engine.hardware.heap import settle
 from explorer.shell import Shell
 from explorer.url import format_query
+
+_settle = functools.cache(settle)  # once a server, when all has been imported
 
 
 def serve(session: Any) -> Shell:
     """Put the frame into the current document: what the app's script calls once a browser session."""
+    _settle()
     arguments = pn.state.session_args
     search = format_query({name: values[-1].decode("utf-8", "replace") for name, values in arguments.items() if values})
     agent = str(pn.state.headers.get("User-Agent", "")) if pn.state.headers else ""

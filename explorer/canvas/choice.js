@@ -9,23 +9,24 @@ const CSS = `
   --muted: color-mix(in srgb, var(--panel-on-surface-color) 70%, var(--panel-surface-color)); --kept: #0072b2; --dart: #d55e00; }
 .ct-choice .empty { border: 1px dashed var(--line); border-radius: 10px; padding: 22px 18px; text-align: center; color: var(--muted); line-height: 1.5; }
 .ct-choice .table { overflow-x: auto; scrollbar-width: thin; }
-.ct-choice table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
+.ct-choice table { border-collapse: collapse; table-layout: fixed; width: 100%; min-width: calc(290px + 78px * var(--columns)); font-size: 13px; font-variant-numeric: tabular-nums; }
+.ct-choice th.name { width: 160px; } .ct-choice th.why { width: 126px; }
 .ct-choice th { font-weight: 500; font-size: 12px; color: var(--muted); text-align: left; padding: 0 10px 6px 0; white-space: nowrap; cursor: help; }
 .ct-choice td { padding: 2px 10px 2px 0; height: 21px; vertical-align: middle; }
-.ct-choice td.name { white-space: nowrap; width: 1%; max-width: 170px; overflow: hidden; text-overflow: ellipsis; }
+.ct-choice td.name { white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 .ct-choice td.name b { font: 500 12.5px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre; padding: 1px 5px; border-radius: 4px; background: var(--soft); }
 .ct-choice tr.chosen td.name b { outline: 1.5px solid currentColor; }
 .ct-choice tr.lands td.name b { background: color-mix(in srgb, var(--dart) 26%, transparent); }
-.ct-choice td.share { min-width: 74px; padding-right: 8px; }
+.ct-choice td.share { padding-right: 8px; }
 .ct-choice .cell { display: grid; grid-template-columns: 1fr 46px; gap: 4px; align-items: center; }
 .ct-choice .track { height: 11px; border-radius: 3px; background: var(--soft); overflow: hidden; }
 .ct-choice .fill { height: 100%; border-radius: 3px; background: var(--kept); min-width: 1px; }
 .ct-choice .raw .fill { background: color-mix(in srgb, currentColor 45%, transparent); }
 .ct-choice .cell span { text-align: right; font-size: 12px; }
 .ct-choice tr.gone td.name { opacity: .55; } .ct-choice td.zero { color: var(--muted); } .ct-choice td.zero .track { background: repeating-linear-gradient(135deg, var(--line) 0 2px, transparent 2px 6px); }
-.ct-choice td.why { width: 1%; white-space: nowrap; font-size: 12px; color: var(--muted); padding-right: 0; }
+.ct-choice td.why { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; font-size: 12px; color: var(--muted); padding-right: 0; }
 .ct-choice tr.lands td.why, .ct-choice tr.chosen td.why { color: inherit; }
-.ct-choice tr.others td { color: var(--muted); border-top: 1px solid var(--line); } .ct-choice tr.others .fill { background: repeating-linear-gradient(90deg, color-mix(in srgb, currentColor 40%, transparent) 0 3px, transparent 3px 5px); }
+.ct-choice tr.others td.name { white-space: normal; } .ct-choice tr.others td { color: var(--muted); border-top: 1px solid var(--line); } .ct-choice tr.others .fill { background: repeating-linear-gradient(90deg, color-mix(in srgb, currentColor 40%, transparent) 0 3px, transparent 3px 5px); }
 .ct-choice .below { display: grid; grid-template-columns: minmax(0, 3fr) minmax(230px, 2fr); gap: 22px; margin-top: 14px; align-items: start; }
 .ct-choice figcaption { font-size: 12.5px; color: var(--muted); line-height: 1.45; margin-bottom: 6px; } .ct-choice figure { margin: 0; min-width: 0; }
 .ct-choice figcaption b { color: var(--panel-on-surface-color); font-weight: 600; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -45,7 +46,7 @@ const CSS = `
 .ct-choice .tip { position: absolute; z-index: 20; pointer-events: none; display: none; max-width: 280px; padding: 8px 11px; border-radius: 9px; font-size: 12.5px; line-height: 1.5; white-space: pre-wrap;
   background: var(--panel-surface-color); border: 1px solid var(--line); box-shadow: 0 4px 18px rgb(0 0 0 / .22); font-variant-numeric: tabular-nums; }
 @media (max-width: 900px) { .ct-choice .below { grid-template-columns: minmax(0, 1fr); } }
-@media (max-width: 600px) { .ct-choice td.mid, .ct-choice th.mid { display: none; } .ct-choice td.name { max-width: 96px; } .ct-choice td.share { min-width: 66px; }
+@media (max-width: 600px) { .ct-choice td.mid, .ct-choice th.mid { display: none; } .ct-choice table { min-width: 0; } .ct-choice th.name { width: 88px; } .ct-choice th.why { width: 92px; }
   .ct-choice .cell { grid-template-columns: 1fr 46px; gap: 4px; } .ct-choice td.why { font-size: 11px; } .ct-choice td, .ct-choice th { padding-right: 6px; } }
 `;
 const SVG = "http://www.w3.org/2000/svg";
@@ -81,50 +82,84 @@ function render({ model, el }) {
   });
   root.addEventListener("pointerleave", () => { tip.style.display = "none"; });
 
-  function share(p, most, className, hint) {
-    const td = make("td", `share ${className}${p === 0 ? " zero" : ""}`);
-    const cell = make("div", "cell");
-    const track = make("div", "track");
-    const bar = make("div", "fill");
-    bar.style.width = `${p ? Math.max(0.4, (100 * p) / most) : 0}%`;
-    if (p) track.append(bar);
-    cell.append(track, make("span", "", percent(p)));
-    td.append(cell);
-    return told(td, hint);
+  // A move of a knob changes numbers, and seldom more: what stands there is kept, and only what differs is set, since a browser lays out
+  // again whatever it is given.
+  const set = (element, text) => {
+    if (element.textContent !== text) element.textContent = text;
+  };
+  const dress = (element, className) => {
+    if (element.className !== className) element.className = className;
+  };
+
+  function share(className) {
+    const td = make("td", `share ${className}`);
+    const cell = add(td, "div", "cell");
+    const bar = add(add(cell, "div", "track"), "div", "fill");
+    const number = add(cell, "span");
+    return {
+      td,
+      show(p, most, column) {
+        dress(td, `share ${className}${p === 0 ? " zero" : ""}`);
+        const width = `${p ? Math.max(0.4, (100 * p) / most) : 0}%`;
+        if (bar.style.width !== width) bar.style.width = width;
+        if (bar.hidden === !!p) bar.hidden = !p;
+        set(number, percent(p));
+        told(td, `${column}\np = ${p === null ? texts.unknown : significant(p)}`);
+      },
+    };
   }
 
-  function table(data) {
+  // The table for these columns: its element, and `show` for what stands in it.
+  function table(columns) {
     const frame = make("div", "table");
     frame.tabIndex = 0;
-    const made = make("table");
-    const head = make("tr");
-    head.append(make("th", "", texts.token));
-    const last = data.columns.length - 1;
+    const made = add(frame, "table");
+    made.style.setProperty("--columns", columns.length);
+    const last = columns.length - 1;
     const place = (i) => (i === 0 ? "raw" : i === last ? "end" : "mid");
-    data.columns.forEach(([, label, hint], i) => head.append(told(make("th", place(i), label), hint)));
-    head.append(make("th", "", ""));
-    made.append(head);
-    const most = Math.max(1e-9, ...data.rows.flatMap((row) => row.shares.map((p) => p ?? 0)));
-    for (const row of data.rows) {
-      const tr = make("tr", `${row.removed ? "gone" : ""} ${row.chosen ? "chosen" : ""} ${row.lands ? "lands" : ""}`);
-      tr.dataset.id = row.id;
-      const name = make("td", "name");
-      name.append(make("b", "", visible(row.text)));
-      tr.append(told(name, `${JSON.stringify(row.text)}\n${fill(texts.token_id, { id: row.id })}`));
-      row.shares.forEach((p, i) => tr.append(share(p, most, place(i), `${data.columns[i][1]}\np = ${p === null ? texts.unknown : significant(p)}`)));
-      const why = row.lands && data.u !== null ? texts.lands : row.chosen ? texts.chosen : row.removed && `✕ ${row.removed}`;
-      const end = make("td", "why", why || "");
-      if (row.removed) told(end, fill(texts.removed, { name: row.removed }));
-      tr.append(end);
-      made.append(tr);
+    const line = () => {
+      const tr = make("tr");
+      const name = add(tr, "td", "name");
+      const shares = columns.map((_column, i) => share(place(i)));
+      tr.append(...shares.map((one) => one.td));
+      return { tr, name, shares, why: add(tr, "td", "why") };
+    };
+    const head = add(made, "tr");
+    add(head, "th", "name", texts.token);
+    const heads = columns.map((_column, i) => add(head, "th", place(i)));
+    add(head, "th", "why", "");
+    const rows = [];
+    const others = line();
+    dress(others.tr, "others");
+    made.append(others.tr);
+
+    function show(data) {
+      data.columns.forEach(([, label, hint], i) => {
+        set(heads[i], label);
+        told(heads[i], hint);
+      });
+      while (rows.length > data.rows.length) rows.pop().tr.remove();
+      while (rows.length < data.rows.length) {
+        const row = line();
+        row.token = add(row.name, "b");
+        rows.push(row);
+        made.insertBefore(row.tr, others.tr);
+      }
+      const most = Math.max(1e-9, ...data.rows.flatMap((row) => row.shares.map((p) => p ?? 0)));
+      data.rows.forEach((row, at) => {
+        const { tr, name, token, shares, why } = rows[at];
+        dress(tr, `${row.removed ? "gone" : ""} ${row.chosen ? "chosen" : ""} ${row.lands ? "lands" : ""}`);
+        if (tr.dataset.id !== String(row.id)) tr.dataset.id = row.id;
+        set(token, visible(row.text));
+        told(name, `${JSON.stringify(row.text)}\n${fill(texts.token_id, { id: row.id })}`);
+        row.shares.forEach((p, i) => shares[i].show(p, most, data.columns[i][1]));
+        set(why, (row.lands && data.u !== null ? texts.lands : row.chosen ? texts.chosen : row.removed && `✕ ${row.removed}`) || "");
+        told(why, row.removed ? fill(texts.removed, { name: row.removed }) : "");
+      });
+      set(others.name, fill(texts.others, { n: data.numOthers.toLocaleString("en") }));
+      data.others.forEach((p, i) => others.shares[i].show(p, most, data.columns[i][1]));
     }
-    const others = make("tr", "others");
-    others.append(make("td", "name", fill(texts.others, { n: data.numOthers.toLocaleString("en") })));
-    data.others.forEach((p, i) => others.append(share(p, most, place(i), `${data.columns[i][1]}\np = ${p === null ? texts.unknown : significant(p)}`)));
-    others.append(make("td", "why"));
-    made.append(others);
-    frame.append(made);
-    return frame;
+    return { frame, show };
   }
 
   function bar(data) {
@@ -202,16 +237,23 @@ function render({ model, el }) {
     return made;
   }
 
+  let shown = null; // {columns, table, below}
+
   function draw() {
     const data = model.get("data");
     tip.style.display = "none";
     if (!data.rows) {
+      shown = null;
       body.replaceChildren(make("div", "empty", model.get("empty")));
       return;
     }
-    const below = make("div", "below");
-    below.append(bar(data), curve(data.curve));
-    body.replaceChildren(table(data), below);
+    const columns = data.columns.map(([name]) => name);
+    if (!shown || alike(shown.columns, columns) < Math.max(columns.length, shown.columns.length)) {
+      shown = { columns, table: table(columns), below: make("div", "below") };
+      body.replaceChildren(shown.table.frame, shown.below);
+    }
+    shown.table.show(data);
+    shown.below.replaceChildren(bar(data), curve(data.curve));
   }
   model.on("change:data", draw);
   model.on("change:empty", draw);

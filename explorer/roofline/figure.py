@@ -147,6 +147,14 @@ def span(values: Iterable[float], least: float = NARROWEST) -> tuple[float, floa
     return 10**low, 10**high
 
 
+def steady(axis: Range1d, needed: tuple[float, float]) -> tuple[float, float]:
+    """The axis as it is while what is ``needed`` fits without more than a decade of it left empty: it stands still when a value moves."""
+    now = (axis.start, axis.end)
+    empty = math.log10(now[1] / now[0]) - math.log10(needed[1] / needed[0])
+    inside = now[0] <= needed[0] * 1.5 and now[1] * 1.5 >= needed[1]  # of the room around
+    return now if inside and empty <= 1.0 else needed
+
+
 # -------------------------------------------------------------------------------------------------------------- the figure
 
 
@@ -176,9 +184,10 @@ class RooflineFigure:
         for source, (colour, dash) in ((self.device, DEVICE_LOOK), (self.gpu, GPU_LOOK)):
             plot.line("x", "y", source=source, line_color=colour, line_dash=dash, line_width=2.5)
             roofs.append(plot.scatter("x", "y", source=source, marker="x", size=8, line_color=colour, line_width=2))
+        # What moves with a knob lies in a layer of its own: the browser need not draw some hundred steps again for it.
         for source in self.sweeps:
-            plot.line("x", "y", source=source, line_color=BLUE, line_dash="dotted", line_width=1.5)
-        small = [plot.scatter("x", "y", source=s, size=4, fill_color=None, line_color=BLUE) for s in self.sweeps]
+            plot.line("x", "y", source=source, line_color=BLUE, line_dash="dotted", line_width=1.5, level="overlay")
+        small = [plot.scatter("x", "y", source=s, size=4, fill_color=None, line_color=BLUE, level="overlay") for s in self.sweeps]
         marks = []
         for phase, source in self.steps.items():
             colour, marker = LOOKS[phase]
@@ -188,9 +197,19 @@ class RooflineFigure:
         for kind, source in self.modelled.items():
             colour, marker = LOOKS[kind]
             hollow.append(
-                plot.scatter("x", "y", source=source, marker=marker, size=15, fill_color=None, line_color=colour, line_width=2.5)
+                plot.scatter(
+                    "x",
+                    "y",
+                    source=source,
+                    marker=marker,
+                    size=15,
+                    fill_color=None,
+                    line_color=colour,
+                    line_width=2.5,
+                    level="overlay",
+                )
             )
-        plot.scatter("x", "y", source=self.here, size=20, fill_color=None, line_color=VERMILLION, line_width=2.5)
+        plot.scatter("x", "y", source=self.here, size=20, fill_color=None, line_color=VERMILLION, line_width=2.5, level="overlay")
         self._hovers(plot, marks, [*hollow, *small], roofs)
         for axis in (plot.xaxis[0], plot.yaxis[0]):
             axis.ticker = FixedTicker(ticks=[])
@@ -222,13 +241,13 @@ class RooflineFigure:
             _put(source, point_columns((p, w.roofs.name) for w in what_ifs[i : i + 1] for p in w.sweep))
         points = [p for w in what_ifs for p in (w.prefill, w.decode, *w.sweep)]
         roofs = [(r, d) for r, d in ((device, dtype), (gpu, gpu_dtype)) if r is not None]
-        low, high = span(
-            [s.intensity for s in steps] + [p.intensity for p in points] + [r.peak_of(d) / r.bandwidth for r, d in roofs]
-        )
+        xs = [s.intensity for s in steps] + [p.intensity for p in points] + [r.peak_of(d) / r.bandwidth for r, d in roofs]
+        low, high = steady(self.root.x_range, span(xs))
         _put(self.device, roof_columns(device, dtype, low, high))
         _put(self.gpu, roof_columns(gpu, gpu_dtype, low, high))
         lowest = [min(r.peak_of(d), low * r.bandwidth) for r, d in roofs]
-        bottom, top = span([s.rate for s in steps] + [p.rate for p in points] + [r.peak_of(d) for r, d in roofs] + lowest)
+        ys = [s.rate for s in steps] + [p.rate for p in points] + [r.peak_of(d) for r, d in roofs] + lowest
+        bottom, top = steady(self.root.y_range, span(ys))
         self._fit(self.root.x_range, self.root.xaxis[0], low, high)
         self._fit(self.root.y_range, self.root.yaxis[0], bottom, top)
 

@@ -201,7 +201,7 @@ class PlannerPanel(pn.viewable.Viewer):
             except ValueError as error:
                 self.problem = str(error)
         self._drawn = None
-        self.view._soon()
+        self.view._draw_fresh()
 
     def _measure(self) -> None:
         self._pressed, self._drawn = time.monotonic(), None

@@ -2,6 +2,7 @@
 
 import html
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine.events.hardware import RoofsMeasured
 from engine.events.types import EngineStarted, Event
 from engine.hardware.gpus import gpus
 from explorer.base import Clock
+from explorer.delivery import as_one
 from explorer.i18n import _
 from explorer.roofline import words
 from explorer.roofline.knobs import TENSOR_PARALLEL
@@ -55,8 +57,9 @@ class RooflineView(TabbedView):
         self._pressed = 0.0  # when a measurement was asked for; 0: none is awaited
         self._scene = ""  # the scene that was pressed last here
         self._shown: Any = None
+        self._drawing = False
         self._build()
-        self.param.watch(lambda *_events: self._soon(), list(KNOBS))
+        self.param.watch(lambda *_events: self._draw_fresh(), list(KNOBS))
         self.update()
 
     # -- what stands where -------------------------------------------------------------------------------------------------
@@ -99,23 +102,30 @@ class RooflineView(TabbedView):
 
     # -- what is new ---------------------------------------------------------------------------------------------------------
 
-    def _soon(self) -> None:
-        """A knob moved: drawn in the document's next tick, not with the next look at the engine, and sent as one."""
-        document = pn.state.curdoc
-        if document is not None:
-            document.add_next_tick_callback(self._draw_fresh)
-
     def _draw_fresh(self) -> None:
-        if self.lock.acquire(blocking=False):  # else the view is at it, or comes by soon
-            try:
-                with pn.io.hold(pn.state.curdoc):
-                    self._panel().update()
-            finally:
-                self.lock.release()
+        """A knob moved: drawn at once, not with the next look at the engine, and sent as one."""
+        document = pn.state.curdoc
+        if document is None or not self.lock.acquire(blocking=False):  # the view is at it, or comes by soon
+            return
+        try:
+            if self._drawing:  # what is being drawn has moved a knob
+                document.add_next_tick_callback(self._draw_fresh)
+            else:
+                with as_one():
+                    self._draw(self._panel().update)
+        finally:
+            self.lock.release()
 
     def update(self) -> None:
         with self.lock:
-            self._update()
+            self._draw(self._update)
+
+    def _draw(self, draw: Callable[[], None]) -> None:
+        self._drawing = True
+        try:
+            draw()
+        finally:
+            self._drawing = False
 
     def _update(self) -> None:
         events: list[Event] = self.new_events()

@@ -14,6 +14,7 @@ from engine.request import SamplingParams
 from explorer.base import Clock, ExplorerView
 from explorer.canvas.choice import ChoicePicture
 from explorer.canvas.strip import TokenStrip
+from explorer.delivery import as_one
 from explorer.i18n import _
 from explorer.pace import Pace, quick
 from explorer.sampling import picture, whatif
@@ -261,7 +262,7 @@ class SamplingView(ExplorerView):
             if begin - self._redrawn[0] < self._redrawn[1]:
                 self._wait_to_redraw()
                 return
-            with pn.io.hold(pn.state.curdoc):  # sent, and drawn by the browser, as one
+            with as_one():
                 self._draw_choice()
             self._redrawn = (time.monotonic(), min(0.1, time.monotonic() - begin))
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from bokeh.document import Document
 from panel.io import document as outbox
+from panel.io.state import set_curdoc
+from tornado.locks import Lock
 
-from explorer.delivery import connected, deliver
+from explorer.delivery import as_one, connected, deliver
 
 
 class Socket:
@@ -24,8 +26,19 @@ class Socket:
         self.written.append(message)
 
 
+class BusySocket:
+    """Somebody writes a message of several parts at the moment."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self.write_lock = Lock()
+
+    async def write(self, message: str) -> None:
+        self.written.append(message)
+
+
 class Connection:
-    def __init__(self, socket: Socket) -> None:
+    def __init__(self, socket: "Socket | BusySocket") -> None:
         self._socket = socket
         self.protocol = SimpleNamespace(create=lambda _kind, events: events[0])
 
@@ -52,6 +65,36 @@ def test_messages_that_come_while_another_is_written_are_not_left_lying(monkeypa
         before, after = thread.submit(asyncio.run, run()).result()
     assert after == ["first", "second"]
     assert before == ["first"], "Panel no longer leaves messages lying: deliver() may go"
+
+
+def test_what_was_drawn_is_sent_as_soon_as_the_socket_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(outbox.extra_socket_handlers, BusySocket, lambda connection, msg: [connection._socket.write(msg)])
+
+    async def run() -> list[list[str]]:
+        document, socket = Document(), BusySocket()
+        connections: Any = [Connection(socket)]
+        seen = []
+        with await socket.write_lock.acquire(), set_curdoc(document):
+            with as_one():
+                outbox.schedule_write_events(document, connections, ["answer"])  # type: ignore[list-item]
+            await turns()
+            seen.append(list(socket.written))
+        await turns()  # no time passes: Panel alone would look again in 10 ms
+        seen.append(list(socket.written))
+        await asyncio.sleep(0.05)
+        return [*seen, list(socket.written)]
+
+    async def turns() -> None:
+        for _turn in range(8):
+            await asyncio.sleep(0)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(asyncio.run, run()).result() == [[], ["answer"], ["answer"]]
+
+
+def test_without_a_document_nothing_is_sent() -> None:
+    with as_one():
+        pass
 
 
 def test_a_document_is_connected_once_the_browser_has_spoken() -> None:

@@ -34,6 +34,7 @@ def stage(page: Page) -> str:
     """Press the scene and wait for its end; the request that was drafted for."""
     page.get_by_role("button", name=SCENE).click()
     expect(page.locator(".sp-said")).to_contain_text("long green ribbons")
+    expect(page).to_have_url(re.compile(r"request=(req|ask)-\d+"))
     match = re.search(r"request=((?:req|ask)-\d+)", page.url)
     assert match
     return match[1]

@@ -1,7 +1,9 @@
 """Weights that change under running requests: what is computed again, what is never mixed, and what stays as it was on an error."""
 
+import gc
 import queue
 import time
+import weakref
 
 import pytest
 import torch
@@ -321,3 +323,18 @@ def test_a_step_counts_the_bytes_of_what_runs(make, parts):
     engine.reconfigure(quantization="int8")
     assert parts.cost_facts.layer_weight_bytes == before - parts.weights.plain_bytes + parts.weights.linear_bytes
     assert parts.weights.linear_bytes < 0.3 * parts.weights.plain_bytes
+
+
+def test_weights_that_were_replaced_go_at_once(make):
+    """Without the collector: in a process of its own an engine's objects are out of its sight (``engine.hardware.heap.settle``)."""
+    engine = make()
+    gc.collect()
+    gc.disable()
+    try:
+        for method in ("int8", "int4", None):
+            before = [weakref.ref(layer) for layer in engine.parts.model.layers]
+            engine.reconfigure(quantization=method)
+            engine.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))
+            assert not any(layer() is not None for layer in before)
+    finally:
+        gc.enable()

@@ -4,12 +4,13 @@ import math
 
 import msgspec
 import pytest
+from bokeh.models import Range1d
 
 from engine.hardware.cost import CostFacts, step_cost
 from engine.hardware.gpus import gpu, gpus
 from engine.hardware.planner import _Run
 from engine.hardware.roofline import Roofs, gpu_roofs
-from explorer.roofline.figure import RooflineFigure, bound_words, power, roof_columns, span, step_columns, times
+from explorer.roofline.figure import RooflineFigure, bound_words, power, roof_columns, span, steady, step_columns, times
 from explorer.roofline.rows import RooflineRows, Step, judge, roofs_of, running_bits, step_of
 from explorer.roofline.whatif import BATCHES, kv_head_choices, what_if, with_kv_heads, workload
 from tests.explorer.roofline.made import MODEL, memory, roofs, started, step
@@ -203,3 +204,33 @@ def test_a_directory_is_named_by_its_last_part(name: str, title: str) -> None:
     assert rows.title == "the model"
     rows.started = msgspec.structs.replace(started(), model={"name": name})
     assert rows.title == title
+
+
+def test_an_axis_stands_still_while_what_is_needed_fits() -> None:
+    axis = Range1d(start=1.0, end=1000.0)
+    assert steady(axis, (2.0, 900.0)) == (1.0, 1000.0)
+    assert steady(axis, (0.9, 1100.0)) == (1.0, 1000.0)  # some of the room around is used up
+    assert steady(axis, (0.2, 900.0)) == (0.2, 900.0)
+    assert steady(axis, (2.0, 9000.0)) == (2.0, 9000.0)
+    assert steady(axis, (20.0, 900.0)) == (20.0, 900.0)  # more than a decade would be empty
+
+
+def test_moving_a_knob_leaves_the_axes_and_what_was_measured_alone() -> None:
+    """What moves lies in the layer above, so that the browser draws no more than that."""
+    made = RooflineFigure()
+    changed: list[str] = []
+
+    def show(context: int) -> None:
+        work = workload(batch=4, context=context, bits=0, running=32, dtype="float32")
+        made.show([], -1, "float32", ROOFS, None, "float32", [what_if(MODEL, work, ROOFS)])
+
+    show(512)
+    levels = {id(r.data_source): r.level for r in made.root.renderers}
+    for name, source in [("device", made.device), *((k, s) for k, s in made.modelled.items()), ("sweep", made.sweeps[0])]:
+        source.on_change("data", lambda _attr, _old, _new, name=name: changed.append(name))
+    ranges = (made.root.x_range.start, made.root.x_range.end, made.root.y_range.start, made.root.y_range.end)
+    show(600)
+    assert {"decode", "sweep"} <= set(changed) and "device" not in changed
+    assert ranges == (made.root.x_range.start, made.root.x_range.end, made.root.y_range.start, made.root.y_range.end)
+    assert {levels[id(s)] for s in (*made.modelled.values(), *made.sweeps, made.here)} == {"overlay"}
+    assert {levels[id(s)] for s in (*made.steps.values(), made.device, made.gpu)} == {"glyph"}
