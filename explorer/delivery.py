@@ -41,7 +41,7 @@ def as_one() -> Iterator[None]:
     document = pn.state.curdoc
     with pn.io.hold(document):
         yield
-    if document in outbox._WRITE_MSGS:
+    if document is not None and document in outbox._WRITE_MSGS:
         task = asyncio.get_running_loop().create_task(_send_when_free(document))
         _sending.add(task)
         task.add_done_callback(_sending.discard)

@@ -147,12 +147,12 @@ def span(values: Iterable[float], least: float = NARROWEST) -> tuple[float, floa
     return 10**low, 10**high
 
 
-def steady(axis: Range1d, needed: tuple[float, float]) -> tuple[float, float]:
-    """The axis as it is while what is ``needed`` fits without more than a decade of it left empty: it stands still when a value moves."""
-    now = (axis.start, axis.end)
+def steady(now: Any, needed: tuple[float, float]) -> tuple[float, float]:
+    """Ends of an axis: those of ``now``, (start, end), while what is ``needed`` fits without more than a decade of it left empty, so that it
+    stands still when a value moves."""
     empty = math.log10(now[1] / now[0]) - math.log10(needed[1] / needed[0])
     inside = now[0] <= needed[0] * 1.5 and now[1] * 1.5 >= needed[1]  # of the room around
-    return now if inside and empty <= 1.0 else needed
+    return (now[0], now[1]) if inside and empty <= 1.0 else needed
 
 
 # -------------------------------------------------------------------------------------------------------------- the figure
@@ -242,12 +242,12 @@ class RooflineFigure:
         points = [p for w in what_ifs for p in (w.prefill, w.decode, *w.sweep)]
         roofs = [(r, d) for r, d in ((device, dtype), (gpu, gpu_dtype)) if r is not None]
         xs = [s.intensity for s in steps] + [p.intensity for p in points] + [r.peak_of(d) / r.bandwidth for r, d in roofs]
-        low, high = steady(self.root.x_range, span(xs))
+        low, high = steady((self.root.x_range.start, self.root.x_range.end), span(xs))
         _put(self.device, roof_columns(device, dtype, low, high))
         _put(self.gpu, roof_columns(gpu, gpu_dtype, low, high))
         lowest = [min(r.peak_of(d), low * r.bandwidth) for r, d in roofs]
         ys = [s.rate for s in steps] + [p.rate for p in points] + [r.peak_of(d) for r, d in roofs] + lowest
-        bottom, top = steady(self.root.y_range, span(ys))
+        bottom, top = steady((self.root.y_range.start, self.root.y_range.end), span(ys))
         self._fit(self.root.x_range, self.root.xaxis[0], low, high)
         self._fit(self.root.y_range, self.root.yaxis[0], bottom, top)
 

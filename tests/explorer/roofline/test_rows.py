@@ -4,7 +4,6 @@ import math
 
 import msgspec
 import pytest
-from bokeh.models import Range1d
 
 from engine.hardware.cost import CostFacts, step_cost
 from engine.hardware.gpus import gpu, gpus
@@ -207,7 +206,7 @@ def test_a_directory_is_named_by_its_last_part(name: str, title: str) -> None:
 
 
 def test_an_axis_stands_still_while_what_is_needed_fits() -> None:
-    axis = Range1d(start=1.0, end=1000.0)
+    axis = (1.0, 1000.0)
     assert steady(axis, (2.0, 900.0)) == (1.0, 1000.0)
     assert steady(axis, (0.9, 1100.0)) == (1.0, 1000.0)  # some of the room around is used up
     assert steady(axis, (0.2, 900.0)) == (0.2, 900.0)
