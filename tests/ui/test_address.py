@@ -40,6 +40,7 @@ def test_moves_are_written_once_and_before_a_page_is_left(page: Page, app: str) 
     assert page.evaluate(STAND_IN, URL_JS.read_text(encoding="utf-8")) == [[], first, [*first, "replaceState page=b&c=2"]]
 
 
+@pytest.mark.long
 def test_back_returns_to_a_page_as_it_was_left(page: Page, app: str) -> None:
     """A knob is moved and the page is left at once."""
     page.goto(f"{app}?page=sampling")

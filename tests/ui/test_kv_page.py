@@ -128,6 +128,7 @@ def test_zoom_keeps_the_blocks_and_comes_back(page: Page, kv_app: str) -> None:
     assert canvas.evaluate("c => c.cutaway.cell") == fit
 
 
+@pytest.mark.long
 def test_a_small_pool_preempts_and_the_knob_goes_back(page: Page, kv_app: str) -> None:
     canvas = visit(page, kv_app)
     idle(page, canvas)
@@ -149,6 +150,7 @@ def test_the_map_takes_the_pages_dark_colours(page: Page, kv_app: str) -> None:
     assert light[0] is False and canvas.evaluate("c => c.cutaway.painter.paper") != light[1]
 
 
+@pytest.mark.long
 def test_an_earlier_step_shows_what_was_held_then(page: Page, kv_app: str) -> None:
     canvas = visit(page, kv_app)
     idle(page, canvas)

@@ -136,6 +136,7 @@ def test_the_run_as_one_html_file(page: Page, app: str, tmp_path: Path, well_beh
     well_behaved.clear()
 
 
+@pytest.mark.long
 def test_a_run_is_repeated_or_it_is_said_what_is_missing(page: Page, app: str, make_run: Callable[[int], Path]) -> None:
     page.goto(app)
     with page.expect_file_chooser() as chooser:

@@ -81,6 +81,7 @@ def test_an_empty_prompt_and_a_huge_one_give_one_message(page: Page, app: str) -
     expect(newest(page)).to_contain_text("still alive")
 
 
+@pytest.mark.long
 def test_space_and_arrows_move_time_but_not_while_typing(page: Page, app: str) -> None:
     visit(page, app)
     send(page, "to be looked at in peace")

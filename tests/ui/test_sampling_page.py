@@ -144,6 +144,7 @@ def test_an_alternative_becomes_a_branch_and_the_tree_can_be_walked(page: Page, 
     expect(page.locator(".sa-line", has_text="was forced to this token")).to_be_visible()
 
 
+@pytest.mark.long
 def test_a_running_request_goes_on_with_what_was_tried(page: Page, sampling_app: str) -> None:
     visit(page, sampling_app)
     stage(page, "A loop, and a penalty")
@@ -188,6 +189,7 @@ def test_a_button_leads_to_the_beams_far_below(page: Page, sampling_app: str) ->
     expect(lanes).to_be_in_viewport()
 
 
+@pytest.mark.long
 def test_the_same_again_with_another_setting_tells_the_first_difference(page: Page, sampling_app: str) -> None:
     visit(page, sampling_app)
     first = stage(page, "Temperature 0.2, 1, 2, same darts")

@@ -170,7 +170,10 @@ def test_what_does_not_fit_is_refused() -> None:
         matmul_spec("int5")
 
 
-@pytest.mark.parametrize(("head_dim", "dtype"), [(64, torch.float32), (128, torch.float32), (128, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [pytest.param(64, torch.float32, marks=pytest.mark.long), (128, torch.float32), (128, torch.bfloat16)],
+)
 def test_the_rows_that_a_decode_is_given_fit_the_smallest_shared_memory(head_dim: int, dtype: torch.dtype) -> None:
     rows = decode_rows(head_dim, dtype)
     spec = decode_specs(head_dim, dtype, group=16, max_seqlen_q=rows // 16)[0]

@@ -15,6 +15,6 @@ def test_entropy_is_in_nats_everywhere() -> None:
 def test_probabilities_in_hovers_have_three_significant_digits() -> None:
     source = (HERE / "choice.js").read_text(encoding="utf-8")
     written = re.findall(r"\\np = \$\{([^}]*)\}", source)
-    assert len(written) == 4 and all("significant(" in each for each in written), written
+    assert len(written) == 3 and all("significant(" in each for each in written), written
     assert "const significant = (p) => String(Number(p.toPrecision(3)));" in source
     assert "u = ${data.u.toFixed(6)}" in source
