@@ -184,11 +184,19 @@ def badge(kind: str) -> str:
 CSS = (Path(__file__).parent / "theme.css").read_text(encoding="utf-8")
 
 
+class _Html(pn.pane.HTML):
+    """Sends its text when that changes, and no more: Panel works out all of a pane's properties and stylesheets anew each time, which
+    takes longer than most texts take to write."""
+
+    def _update(self, ref: str, model: Any) -> None:
+        model.text = self._transform_object(self.object)["object"]
+
+
 def pane(body: str = "", css: str = "", **params: Any) -> pn.pane.HTML:
     """An HTML pane that wears the theme. ``body`` is markup: escape every text that a user or a model wrote."""
     params.setdefault("sizing_mode", "stretch_width")
     params.setdefault("margin", 0)
-    return pn.pane.HTML(body, stylesheets=[CSS + css], **params)
+    return _Html(body, stylesheets=[CSS + css], **params)
 
 
 def heading(title: str, kinds: str | Iterable[str] = (), hint: str = "") -> str:

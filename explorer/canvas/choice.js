@@ -1,5 +1,5 @@
 // How one token was chosen. One ESM file for Panel and for anywidget.
-// Python -> here: data = {columns: [[name, label, hint]], rows: [{id, text, shares: [p|null], removed, chosen, lands}], others: [p|null],
+// Python -> here: told, the JSON of {columns: [[name, label, hint]], rows: [{id, text, shares: [p|null], removed, chosen, lands}], others: [p|null],
 //   numOthers, segments: [[id, text, p]], rest, numRest, u, lands: text|null, curve: {ranks, sums, p, size}}, empty, texts.
 // Every text is set through textContent: what a model or a user wrote is never markup.
 
@@ -240,7 +240,7 @@ function render({ model, el }) {
   let shown = null; // {columns, table, below}
 
   function draw() {
-    const data = model.get("data");
+    const data = JSON.parse(model.get("told"));
     tip.style.display = "none";
     if (!data.rows) {
       shown = null;
@@ -255,11 +255,11 @@ function render({ model, el }) {
     shown.table.show(data);
     shown.below.replaceChildren(bar(data), curve(data.curve));
   }
-  model.on("change:data", draw);
+  model.on("change:told", draw);
   model.on("change:empty", draw);
   draw();
   return () => {
-    model.off("change:data", draw);
+    model.off("change:told", draw);
     model.off("change:empty", draw);
   };
 }

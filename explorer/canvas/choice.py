@@ -1,5 +1,6 @@
 """How one token was chosen: candidates as bars through every processor, the dart on the bar of what was kept, the cut of top-p."""
 
+import json
 from typing import Any
 
 import param
@@ -32,9 +33,19 @@ class ChoicePicture(Canvas):
 
     _esm = parts("choice.js")
 
-    data = param.Dict(default={})
+    told = param.String(default="{}", doc="``data`` as JSON: of a dict Bokeh looks at every number four times before it is sent.")
     empty = param.String(default="")
     texts = param.Dict(default=TEXTS)
 
     def __init__(self, **params: Any) -> None:
+        self._data: dict[str, Any] = {}
         super().__init__(sizing_mode="stretch_width", margin=0, **params)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return self._data
+
+    @data.setter
+    def data(self, data: dict[str, Any]) -> None:
+        self._data = data
+        self.told = json.dumps(data)

@@ -291,7 +291,7 @@ class SamplingView(ExplorerView):
             self.choice = None
             what = self.strip.empty if self._looked is None else _("What was recorded of this token is no longer kept.")
             self.head.object = heading(_("How it was chosen"), "measured", HINT_CHOICE)
-            self.picture.param.update(data={}, empty=what)
+            self.picture.empty, self.picture.data = what, {}
             self.told_of.object = ""
             return
         try:

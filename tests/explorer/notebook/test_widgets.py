@@ -13,7 +13,7 @@ import explorer
 from engine.config import EngineConfig
 from explorer.base import Clock, ExplorerView
 from explorer.notebook.frame import Frame
-from explorer.notebook.hub import HUB
+from explorer.notebook.hub import HUB, LOCK
 from explorer.notebook.widgets import Desk, Explorer, View, view_class
 from explorer.pages import PAGES, Page
 from explorer.session import Session
@@ -309,14 +309,15 @@ def test_a_page_that_has_gone_without_a_word_is_forgotten(
     page_says(widget, "open", version=-1)
     run.run()
     widget.refresh()
-    HUB.remove(widget)  # what it does is done by hand here
-    later = make_clock("explorer.notebook.frame", time.monotonic() + 40).now
-    widget.forget_the_gone(free_since=later - 5)
-    assert frame.looked_at, "the kernel could hear it for five seconds only"
-    widget.forget_the_gone(free_since=0.0)
-    assert not frame.looked_at
-    page_says(widget, "seen")
-    assert frame.looked_at and sent[-1][1]["kind"] == "spec", "it was only slow"
+    HUB.remove(widget)  # what the thread of all widgets does is done by hand here,
+    with LOCK:  # and what it was at is over
+        later = make_clock("explorer.notebook.frame", time.monotonic() + 40).now
+        widget.forget_the_gone(free_since=later - 5)
+        assert frame.looked_at, "the kernel could hear it for five seconds only"
+        widget.forget_the_gone(free_since=0.0)
+        assert not frame.looked_at
+        page_says(widget, "seen")
+        assert frame.looked_at and sent[-1][1]["kind"] == "spec", "it was only slow"
 
 
 def test_actions_of_a_page_do_what_they_do_in_the_app(run: Bench, sent: list[Any]) -> None:

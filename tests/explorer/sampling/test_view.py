@@ -259,7 +259,7 @@ def test_a_mirror_can_draw_every_part(log: EventLog) -> None:
     assert kinds.count("canvas") == 5 and kinds.count("figure") == 1 and kinds.count("slider") == 9
     view.top_k = 3
     view.update()
-    assert any(op[1] == "state" and "data" in op[2] for op in mirror.drain())
+    assert any(op[1] == "state" and "told" in op[2] for op in mirror.drain())
     mirror.close()
 
 
