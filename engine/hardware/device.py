@@ -71,6 +71,13 @@ def has_native_bf16(device: torch.device) -> bool:
     return any(flag in flags for flag in _BF16_FLAGS)
 
 
+def widens(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights of this dtype are held as they are and multiplied in float32: 16 bits on a CPU without arithmetic for them."""
+    if device.type != "cpu" or dtype.itemsize != 2 or (dtype == torch.bfloat16 and has_native_bf16(device)):
+        return False
+    return half_packing_works()
+
+
 def cpu_flags() -> frozenset[str]:
     """Feature flags of the first CPU as Linux names them; empty where there is no /proc/cpuinfo."""
     for key in ("flags", "Features"):

@@ -1,7 +1,7 @@
 """The roofs of this machine, measured once (about two seconds) and kept with its fingerprint.
 
-A measured roof is the best of several tries of torch, in the arithmetic that the engine has for a dtype here: no program is promised to reach it, and a matrix that fits a cache may
-pass the bandwidth's.
+A measured roof is the best of several tries of torch, in the arithmetic that the engine has for a dtype here: no program is promised
+to reach it, and a matrix that fits a cache may pass the bandwidth's.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from engine.hardware.device import TORCH_DTYPES, cpu_flags, cpu_name, has_native_bf16
-from engine.hardware.ops_cpu import half_operator, half_packing_works, pack_half
+from engine.hardware.device import TORCH_DTYPES, cpu_flags, cpu_name, widens
+from engine.hardware.ops_cpu import half_operator, pack_half
 from engine.hardware.roofline import Roofs
 
 FORMAT = 2
@@ -90,7 +90,7 @@ def read_bandwidth(device: torch.device, seconds: float = SECONDS) -> float:
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = SECONDS) -> float:
     """Operations a second of square matrix products: the best over sizes that double while the time lasts."""
-    product = _widening if _widens(device, dtype) else _plain
+    product = _widening if widens(device, dtype) else _plain
     best, size, left = 0.0, 256, seconds
     while size <= MATRIX[device.type] and left > 0:
         work = product(torch.full((size, size), 0.5, dtype=dtype, device=device))
@@ -114,13 +114,6 @@ def _widening(a: torch.Tensor) -> Callable[[], Any]:
     """a times a transposed, which is held in 16 bits; multiplied in float32."""
     x, packed, operator = a.float(), pack_half(a.float(), None), half_operator()
     return lambda: operator(x, packed)
-
-
-def _widens(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the engine multiplies weights of this dtype so (``engine.model.linear``)."""
-    if device.type != "cpu" or dtype.itemsize != 2 or (dtype == torch.bfloat16 and has_native_bf16(device)):
-        return False
-    return half_packing_works()
 
 
 def _checked(device: torch.device | str) -> torch.device:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.hardware import ops_cpu
-from engine.hardware.device import has_native_bf16
+from engine.hardware.device import has_native_bf16, widens
 
 
 class Linear(ABC):
@@ -144,8 +144,8 @@ def create_linear_backend(device: torch.device, dtype: torch.dtype, name: str = 
 def _best(device: torch.device, dtype: torch.dtype) -> str:
     if device.type != "cpu":
         return "plain"
-    if dtype == torch.float32:
-        return "float32"
+    if widens(device, dtype):
+        return "half"
     if dtype == torch.bfloat16 and has_native_bf16(device):
         return "packed" if ops_cpu.packing_works(dtype) else "plain"
-    return "half" if ops_cpu.half_packing_works() else "float32"
+    return "float32"

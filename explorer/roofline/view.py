@@ -78,7 +78,7 @@ class RooflineView(TabbedView):
         head = card(
             _("What this device can do"), self.device, *([self.measure] if live else []), *scenes, self.said,
             kinds=("measured", "live") if live else "measured",
-            hint=_("Bytes a second and operations a second of plain torch, in the engine's own process with its own threads: the roofs of this device."),
+            hint=_("Bytes a second and operations a second of torch, multiplied as the engine does, in the engine's own process with its own threads: the roofs of this device."),
         )  # fmt: skip
         self.panels: dict[str, Any] = {}
         self._make_tabs(TABS)

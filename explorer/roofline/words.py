@@ -69,7 +69,7 @@ def roofs_html(event: RoofsMeasured, roofs: Roofs, dtype: str) -> str:
     kept = _("measured before and kept") if event.kept else _("measured now and kept")
     return f'<div class="rf-now">{body}</div>' + line(
         html.escape(
-            _("{where}; {kept}. The best of several tries of plain torch; on a busy machine they come out low.").format(
+            _("{where}; {kept}. The best of several tries of torch; on a busy machine they come out low.").format(
                 where=where, kept=kept
             )
         )

@@ -1,5 +1,6 @@
 import math
 
+import panel as pn
 import pytest
 
 from explorer import theme
@@ -75,3 +76,15 @@ def test_badges_carry_a_word_and_its_meaning() -> None:
 def test_texts_are_escaped() -> None:
     for markup in (theme.heading("<b>", hint="<script>"), theme.empty("<img onerror=x>")):
         assert "<b>" not in markup and "<script>" not in markup and "<img" not in markup
+
+
+def test_a_panes_text_reaches_the_browser_and_so_does_everything_else() -> None:
+    """Our pane sends its text by a shorter way than Panel's; the plain one says what is to come out."""
+    made = [theme.pane("<i>first</i>"), pn.pane.HTML("<i>first</i>")]
+    models = [one.get_root() for one in made]
+    for one in made:
+        one.object = "<b>a & b</b>"
+        one.visible = False
+    ours, plain = models
+    assert ours.text == plain.text != "" and "first" not in ours.text
+    assert (ours.visible, plain.visible) == (False, False)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.hardware import device
 from engine.hardware import roofs as measuring
 from engine.hardware.gpus import gpu
 from engine.hardware.ops_cpu import half_packing_works
@@ -67,8 +68,8 @@ def test_another_number_of_threads_is_another_machine(monkeypatch: pytest.Monkey
 def test_a_rate_is_that_of_the_engines_own_products(monkeypatch: pytest.MonkeyPatch, native: bool, widened: set[str]) -> None:
     """A CPU without 16-bit arithmetic widens 16-bit weights; torch's product in 16 bits would be a roof that steps pass."""
     asked = []
-    monkeypatch.setattr(measuring, "has_native_bf16", lambda _device: native)
-    monkeypatch.setattr(measuring, "half_packing_works", lambda: True)
+    monkeypatch.setattr(device, "has_native_bf16", lambda _device: native)
+    monkeypatch.setattr(device, "half_packing_works", lambda: True)
     monkeypatch.setattr(measuring, "_widening", lambda a: asked.append(a.dtype) or (lambda: None))
     for dtype in measuring.TORCH_DTYPES.values():
         measuring.matrix_rate(torch.device("cpu"), dtype, 0.001)
